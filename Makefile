@@ -4,6 +4,8 @@
 # make demo   the library, in the terminal
 # make example  three services behind the gateway, and what to try
 # make bare   run and test on a minimal Debian, made by debootstrap
+# make manifest lock   renew deploy/kubernetes.yaml from the Helm chart, and the versions that the image installs
+# make release  build the packages, and check them as PyPI and a user would
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -54,7 +56,7 @@ ifneq ($(wildcard $(VENV)),)
   endif
 endif
 
-.PHONY: run demo example test core coverage servers lint format bench plots bare clean
+.PHONY: run demo example test core coverage servers lint format bench plots bare manifest lock release clean
 .DEFAULT_GOAL := test
 
 run: $(VENV)/.serve
@@ -107,6 +109,29 @@ plots: $(VENV)/.dev
 
 bare:
 	@tests/bare.sh
+
+# The chart with its own values, less what only Helm reads.
+manifest: $(VENV)/.dev
+	@{ sed -n '/^#/!q; p' deploy/kubernetes.yaml; \
+	  $(BIN)/helm template headgate deploy/helm/headgate 2>/dev/null | sed '/^# Source/d; /helm.sh\/chart/d; /managed-by/d'; \
+	} >$(VENV)/kubernetes.yaml && mv $(VENV)/kubernetes.yaml deploy/kubernetes.yaml
+
+LOCK := $(BIN)/uv --quiet pip compile --upgrade --universal --python-version 3.13 --generate-hashes --no-emit-index-url \
+  --no-header --no-annotate --output-file
+lock: $(VENV)/.dev
+	@$(BIN)/pip install --quiet uv  # it depends on nothing
+	@$(LOCK) deploy/requirements.lock --extra admin --extra otel pyproject.toml
+	@echo hatchling | $(LOCK) deploy/build.lock -
+
+# What is uploaded is what was checked: both packages, installed in an environment of their own.
+release: $(BIN)/python
+	@echo "building dist/ ..."
+	@rm -rf dist $(VENV)/release
+	@$(PYTHON) -m venv $(VENV)/release
+	@$(VENV)/release/bin/pip install --quiet build twine
+	@$(VENV)/release/bin/python -m build >$(VENV)/release/log || { cat $(VENV)/release/log; exit 1; }
+	@$(VENV)/release/bin/twine check --strict dist/*
+	@tests/release.sh dist/*.tar.gz dist/*.whl
 
 clean:
 	rm -rf $(VENV)

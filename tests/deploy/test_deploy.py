@@ -10,13 +10,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
+import headgate
 from headgate.cli.__main__ import main
 from headgate.cli.serve import add_options, options, settings_of, unknown_variables
 from headgate.server.settings import Settings
@@ -29,9 +32,45 @@ BIN = Path(sys.executable).parent
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 KUBERNETES: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+CHART, HELM = str(DEPLOY / "helm" / "headgate"), str(BIN / "helm")
+VALUES: dict[str, dict[str, Any]] = {
+    "database": {"database": {"url": "postgresql://headgate:password@db/headgate"}, "workers": 2},
+    "files": {
+        "envoy": {
+            "files": {
+                "edge.yaml": {
+                    "domain": "edge",
+                    "descriptors": [{"key": "path", "rate_limit": {"unit": "minute", "requests_per_unit": 100}}],
+                }
+            }
+        },
+        "options": {"log_denials": 5, "log_access": True, "tracing": False},
+    },
+    "all": {
+        "image": {"pullSecrets": ["registry"], "tag": "0.1.0"},
+        "store": {"existingSecret": "store"},
+        "database": {"existingSecret": "database"},
+        "admin": {"expose": True, "existingSecret": "admin"},
+        "tls": {"existingSecret": "certificate", "clientCa": True},
+        "autoscaling": {"enabled": True},
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True},
+        "networkPolicy": {
+            "enabled": True,
+            "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+            "adminFrom": [{"podSelector": {"matchLabels": {"app": "vpn"}}}],
+        },
+        "serviceAccount": {"create": True, "annotations": {"owner": "platform"}},
+        "podAnnotations": {"owner": "platform"},
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+        "drain": {"delayS": 10, "finishS": 60},
+    },
+}
+ELSEWHERE = {"store": "redis://redis:6379/0", "database": "postgresql://db/headgate", "admin-key": "hg_key"}
+"""What is in Secrets that the values name."""
 UNIT = DEPLOY / "headgate.service"
 DEFAULTS = Settings()
-APP = {"app.kubernetes.io/name": "headgate"}
 
 
 def settings(environment: dict[str, str], *arguments: str) -> Settings:
@@ -53,14 +92,51 @@ def image_environment() -> dict[str, str]:
     return {name: value for name, value in words if name.startswith("HEADGATE_")}
 
 
-def of_kind(kind: str, name: str = "headgate") -> dict[str, Any]:
-    (found,) = [each for each in KUBERNETES if each["kind"] == kind and each["metadata"]["name"] == name]
+def rendered(values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """What Helm makes of the chart: of the release `headgate` without values, `edge` with them."""
+    command = [HELM, "template", "edge" if values else "headgate", CHART, "--values", "-"]
+    done = subprocess.run(command, input=json.dumps(values or {}), capture_output=True, text=True, check=True)
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
+    (found,) = [each for each in objects if each["kind"] == kind and name in {"", each["metadata"]["name"]}]
     return found
 
 
-def container() -> dict[str, Any]:
-    (found,) = of_kind("Deployment")["spec"]["template"]["spec"]["containers"]
+def deployment(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    found = of_kind(objects, "Deployment")["spec"]
     assert isinstance(found, dict)
+    return found
+
+
+def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = deployment(objects)["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def environment_of(objects: list[dict[str, Any]]) -> dict[str, str]:
+    """The variables of the container; those from Secrets of the user's own have a value that would do."""
+    made = {each["metadata"]["name"]: each["stringData"] for each in objects if each["kind"] == "Secret"}
+    found = {}
+    for each in container(objects)["env"]:
+        secret = each.get("valueFrom", {}).get("secretKeyRef")
+        found[each["name"]] = each["value"] if not secret else made.get(secret["name"], ELSEWHERE).get(secret["key"])
+        assert isinstance(found[each["name"]], str), each
+    return found
+
+
+def here(environment: dict[str, str], folder: Path) -> dict[str, str]:
+    """The same with files and folders that are mounted there made here."""
+    found = {}
+    for name, value in environment.items():
+        path = folder / value.removeprefix("/etc/headgate/")
+        if value.startswith("/etc/headgate/"):
+            path.parent.mkdir(exist_ok=True)
+            path.mkdir() if name == "HEADGATE_ENVOY_CONFIG" else path.touch()
+        found[name] = str(path) if value.startswith("/etc/headgate/") else value
+    found.pop("HEADGATE_ADMIN_KEY", None)
     return found
 
 
@@ -77,7 +153,7 @@ class TestDockerfile:
     def test_all_that_is_copied_is_there_and_not_ignored(self) -> None:
         ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
         copied = [word for line in instructions("COPY") if "--from" not in line for word in line.split()[:-1]]
-        assert {f"!{word}" for word in copied} <= set(ignored)
+        assert {f"!{word}" for word in copied if word != "/dist/*.whl"} <= set(ignored)
         assert all((ROOT / word).exists() for word in copied)
 
     def test_its_command_could_start_with_its_environment(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +169,6 @@ class TestDockerfile:
         assert image_environment()["HEADGATE_DATA_DIR"] == folder
         assert instructions("VOLUME") == [folder]
         assert f"chown {instructions('USER')[0]} {folder}" in instructions("RUN")
-        assert "'.[admin,otel]'" in instructions("RUN")[0]
         here = {"HEADGATE_DATA_DIR": str(tmp_path), "HEADGATE_HOST": "127.0.0.1", "HEADGATE_RULES": ""}
         with service(environment={**image_environment(), **here}, cwd=tmp_path) as found:
             until(lambda: "the first key" in found.said and "hg_" in found.said, "it serves", SECONDS)
@@ -161,43 +236,119 @@ class TestCompose:
         assert (DEPLOY / mount["source"] / "headgate.json").exists()
 
 
+class TestLocks:
+    def test_what_the_image_installs_is_what_the_package_asks_for(self) -> None:
+        """All that the extras of the image need, directly, in a version that they accept, and with digests."""
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+        locked = {name: text for name in ("requirements", "build") for text in [(DEPLOY / f"{name}.lock").read_text()]}
+        asked = {"requirements": requirements(project["project"], "admin", "otel"), "build": ["hatchling"]}
+        for name, text in locked.items():
+            versions = dict(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", text, re.MULTILINE))
+            for each in map(Requirement, asked[name]):
+                assert versions[each.name.lower()] in each.specifier, each
+            assert len(re.findall("^[a-z0-9-]+", text, re.MULTILINE)) == len(versions)
+            assert all("--hash=sha256:" in part for part in re.split("^(?=[a-z])", text, flags=re.MULTILINE) if part)
+
+
+def requirements(project: dict[str, Any], *extras: str) -> list[str]:
+    """What a package needs with its extras, those that it names itself included."""
+    found = list(project["dependencies"])
+    for extra in extras:
+        for each in project["optional-dependencies"][extra]:
+            own = re.fullmatch(r"headgate\[(.*)\]", each)
+            found += requirements(project, *own[1].split(",")) if own else [each]
+    return [each for each in found if "win32" not in each]
+
+
 class TestKubernetes:
-    @pytest.mark.parametrize("each", KUBERNETES, ids=lambda each: f"{each['kind']} {each['metadata']['name']}")
-    def test_each_object_is_valid(self, each: dict[str, Any]) -> None:
-        kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
+    def test_the_manifest_is_the_chart_with_its_own_values(self) -> None:
+        text = (DEPLOY / "kubernetes.yaml").read_text()
+        for each in (made := rendered()):
+            for name in ("helm.sh/chart", "app.kubernetes.io/managed-by"):
+                del each["metadata"]["labels"][name]
+        assert made == list(yaml.safe_load_all(text)), "make manifest renews deploy/kubernetes.yaml"
 
     def test_the_service_understands_its_options(self, tmp_path: Path) -> None:
-        text, secret = of_kind("ConfigMap")["data"]["rules.yaml"], of_kind("Secret")["stringData"]
-        (tmp_path / "rules.yaml").write_text(text)
+        found = of_kind(KUBERNETES, "ConfigMap", "headgate-rules")["data"]["rules.yaml"]
+        (tmp_path / "rules.yaml").write_text(found)
         assert main(["rules", "validate", str(tmp_path / "rules.yaml")]) == 0
-        environment = {}
-        for each in container()["env"]:
-            environment[each["name"]] = each.get("value") or secret[each["valueFrom"]["secretKeyRef"]["key"]]
-        mounts = {mount["name"]: mount["mountPath"] for mount in container()["volumeMounts"]}
+        environment = environment_of(KUBERNETES)
+        mounts = {mount["name"]: mount["mountPath"] for mount in container(KUBERNETES)["volumeMounts"]}
         assert environment["HEADGATE_RULES"] == f"{mounts['rules']}/rules.yaml"
         asked = settings({**image_environment(), **environment, "HEADGATE_RULES": str(tmp_path / "rules.yaml")})
-        spec = of_kind("Deployment")["spec"]
-        assert asked.nodes == spec["replicas"]
+        assert asked.nodes == deployment(KUBERNETES)["replicas"]
+
+    def test_probes_ask_for_pages_that_there_are(self, served: Service) -> None:
+        notes = deployment(KUBERNETES)["template"]["metadata"]["annotations"]
+        probes = [container(KUBERNETES)[f"{probe}Probe"] for probe in ("startup", "readiness", "liveness")]
+        assert all(served.get(probe["httpGet"]["path"])[0] == 200 for probe in probes)
+        assert served.get(notes["prometheus.io/path"])[0] == 200
+        assert all(probe["failureThreshold"] >= 3 for probe in probes)
+
+
+class TestChart:
+    """What Helm itself makes of the chart."""
+
+    def test_helm_finds_nothing(self) -> None:
+        found = subprocess.run([HELM, "lint", "--strict", CHART], capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stdout
+
+    @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+    def test_its_objects_are_valid_and_fit_together(self, values: dict[str, Any], tmp_path: Path) -> None:
+        objects = rendered(values)
+        for each in objects:
+            if not each["apiVersion"].startswith("monitoring.coreos.com/"):
+                kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
+        spec = deployment(objects)
+        labels = spec["template"]["metadata"]["labels"].items()
+        assert spec["selector"]["matchLabels"].items() <= labels
+        ports = {port["name"]: port["containerPort"] for port in container(objects)["ports"]}
+        assert ports.items() >= {("http", DEFAULTS.http_port), ("grpc", DEFAULTS.grpc_port)}
+        for each in [each["spec"] for each in objects if each["kind"] == "Service"]:
+            assert each["selector"].items() <= labels
+            assert all(ports[port["targetPort"]] == port["port"] for port in each["ports"])
+        volumes = {volume["name"]: volume for volume in spec["template"]["spec"]["volumes"]}
+        assert {mount["name"] for mount in container(objects)["volumeMounts"]} == volumes.keys()
+        made = {each["metadata"]["name"] for each in objects if each["kind"] == "ConfigMap"}
+        assert {volume["configMap"]["name"] for volume in volumes.values() if "configMap" in volume} == made
+        asked = settings(here(environment_of(objects), tmp_path))
         grace = spec["template"]["spec"]["terminationGracePeriodSeconds"]
         assert grace > asked.drain_delay + asked.drain_seconds + 5
 
-    def test_names_and_labels_fit_together(self) -> None:
-        spec = of_kind("Deployment")["spec"]
-        assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"] == APP
-        assert of_kind("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == APP
-        ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
-        assert ports == {"http": DEFAULTS.http_port, "grpc": DEFAULTS.grpc_port}
-        for name in ("headgate", "headgate-pods"):
-            found = of_kind("Service", name)["spec"]
-            assert found["selector"] == APP
-            assert all(ports[port["targetPort"]] == port["port"] for port in found["ports"])
-        volumes = {volume["name"] for volume in spec["template"]["spec"]["volumes"]}
-        assert {mount["name"] for mount in container()["volumeMounts"]} == volumes
+    def test_metrics_have_the_job_of_the_alerts(self) -> None:
+        """Whatever the release is called; and one Service alone is scraped, so that nothing counts twice."""
+        objects = rendered(VALUES["all"])
+        monitor = of_kind(objects, "ServiceMonitor")["spec"]
+        wanted = monitor["selector"]["matchLabels"].items()
+        (service,) = [
+            each for each in objects if each["kind"] == "Service" and wanted <= each["metadata"]["labels"].items()
+        ]
+        assert service["metadata"]["labels"][monitor["jobLabel"]] == "headgate"
+        assert {each["port"] for each in monitor["endpoints"]} <= {port["name"] for port in service["spec"]["ports"]}
+        alerts = yaml.safe_load((ROOT / "docs" / "prometheus" / "alerts.yaml").read_text())
+        assert of_kind(objects, "PrometheusRule")["spec"] == alerts
+        assert 'up{job="headgate"}' in str(alerts)
 
-    def test_probes_ask_for_pages_that_there_are(self, served: Service) -> None:
-        notes = of_kind("Deployment")["spec"]["template"]["metadata"]["annotations"]
-        paths = {container()[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness", "liveness")}
-        assert all(served.get(path)[0] == 200 for path in {*paths, notes["prometheus.io/path"]})
+    def test_files_of_rules_and_of_envoy_arrive_as_they_are(self) -> None:
+        rules = (ROOT / "docs" / "examples" / "rules.yaml").read_text()
+        objects = rendered({"rules": rules, **VALUES["files"]})
+        assert of_kind(objects, "ConfigMap", "edge-headgate-rules")["data"]["rules.yaml"].strip() == rules.strip()
+        files = of_kind(objects, "ConfigMap", "edge-headgate-envoy")["data"]
+        assert yaml.safe_load(files["edge.yaml"]) == VALUES["files"]["envoy"]["files"]["edge.yaml"]
+
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [
+            ({"replica": 2}, "replica"),
+            ({"store": {"address": "memory"}}, "store.address"),
+            ({"store": {"address": ""}}, "store.address or store.existingSecret is needed"),
+            ({"admin": {"expose": True}}, "admin.expose needs tls.existingSecret"),
+        ],
+    )
+    def test_wrong_values_are_refused(self, wrong: dict[str, Any], said: str) -> None:
+        with pytest.raises(subprocess.CalledProcessError) as error:
+            rendered(wrong)
+        assert said in error.value.stderr
 
 
 class TestSystemd:
@@ -240,3 +391,8 @@ def test_options_that_stand_for_those_of_envoyproxy_ratelimit_are_ours() -> None
     assert named <= ours
     for option in re.findall(r"`\?(\w+)=`", " ".join(row[1] for row in rows)):
         assert f"`{option}`" in (ROOT / "docs" / "deploy.md").read_text()
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    chart = yaml.safe_load(Path(CHART, "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == headgate.__version__
