@@ -247,6 +247,41 @@ class TestRules:
 
         on(url, work)
 
+    def test_what_is_in_use_is_deleted_only_with_what_uses_it(self, url: str) -> None:
+        async def work(admin: Admin) -> None:
+            rule, tier = "/api/v1/rules/orders-user", "/api/v1/tiers/gold"
+            for number in range(12):
+                body = {"rule_id": "orders-user", "limit": 50 + number}
+                await admin.ask("POST", f"/api/v1/users/u{number:02}/override", body)
+            before = await admin.catalog.revision()
+            refused = await admin.ask("DELETE", rule)
+            names = ", ".join(f"u{number:02}" for number in range(10))
+            uses = f"rule 'orders-user' is used by 12 users ({names} and 2 more), 1 tier (gold); change these first"
+            assert (refused.status_code, refused.json()["detail"].startswith(uses)) == (409, True), refused.text
+            assert (await admin.ask("DELETE", rule, if_match='"7"')).status_code == 412
+            assert (await admin.ask("DELETE", f"{rule}?overrides=keep")).status_code == 400
+            assert await admin.catalog.revision() == before
+            assert (await admin.ask("DELETE", f"{rule}?overrides=drop")).status_code == 204
+            assert await admin.catalog.revision() == before + 1
+            document = (await admin.catalog.document()).document
+            assert (document["users"], document["tiers"]) == ({}, {"gold": {}})
+            await admin.ask("PUT", "/api/v1/users/u1/tier", {"tier": "gold"})
+            await admin.ask("PUT", "/api/v1/settings/default_tier", "gold")
+            for query, uses in (("", "1 user (u1), 1 setting (default_tier)"), ("?overrides=drop", "1 setting (")):
+                refused = await admin.ask("DELETE", f"{tier}{query}")
+                assert refused.status_code == 409
+                assert f"tier 'gold' is used by {uses}" in refused.json()["detail"]
+            assert (await admin.ask("DELETE", "/api/v1/settings/default_tier?overrides=drop")).status_code == 400
+            assert (await admin.ask("DELETE", "/api/v1/settings/default_tier")).status_code == 204
+            assert (await admin.ask("DELETE", f"{tier}?overrides=drop")).status_code == 204
+            assert (await admin.catalog.document()).document["users"] == {}
+            assert (await admin.ask("DELETE", tier)).status_code == 404
+            await admin.ask("PUT", "/api/v1/rules/new", {"limit": 1, "window": "1s", "replaces": ["all-ip"]})
+            refused = await admin.ask("DELETE", "/api/v1/rules/all-ip?overrides=drop")
+            assert refused.json()["detail"] == "rule 'all-ip' is used by 1 rule (new); change these first"
+
+        on(url, work)
+
     def test_an_override_that_says_nothing_is_refused(self, url: str) -> None:
         async def work(admin: Admin) -> None:
             for body in ({}, {"until": "2036-01-01T00:00:00Z"}):

@@ -15,7 +15,7 @@ from headgate.admin import audit
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
-from headgate.admin.objects import ObjectKind, Operation, UnknownObject, VersionConflict, operations_between
+from headgate.admin.objects import InUse, ObjectKind, Operation, UnknownObject, VersionConflict, operations_between
 from headgate.admin.tables import overrides
 from headgate.policy.changing import BodyChange, put
 from headgate.policy.dumping import to_data
@@ -228,6 +228,43 @@ class TestChanging:
             assert {each.actor for each in versions} == {"me", *(f"editor {number}" for number in range(15))}
             async with catalog.database.reading() as connection:
                 assert (await audit.verify(connection)).fault == ""
+
+        on(url, work)
+
+
+class TestWhatIsInUse:
+    @pytest.mark.parametrize("how", ["deleted", "changed", "nothing else"])
+    def test_an_override_that_has_ended_stands_in_nobody_s_way(self, url: str, how: str) -> None:
+        ends, now = 2_000_000_000_000_000, 1_900_000_000_000_000
+        overriding = {"a": {"limit": 7, "until": "2033-05-18T03:33:20Z"}, "b": {"limit": 3}}
+        others = {"u2": {"overrides": {"a": {"limit": 9, "until": "2033-05-18T03:33:21Z"}}}}
+        if how == "deleted":
+            others = {}
+        rules = [{"id": name, "limit": 5, "window": "1m"} for name in "ab"]
+        document: dict[str, Any] = {"version": 1, "rules": rules, "users": {"u1": {"overrides": overriding}, **others}}
+        document["users"]["u3"] = {"overrides": {"a": overriding["a"]}}
+
+        async def work(opened: Catalog) -> None:
+            catalog = Catalog(opened.database, lambda: now)
+            await catalog.apply(document, ME)
+            await catalog.end_overrides()
+            with pytest.raises(InUse, match=r"^rule 'a' is used by \d users \(u1, .*u3\); change these first"):
+                await catalog.delete(ObjectKind.RULE, "a", ME)
+            assert await catalog.revision() == 1
+            later = Catalog(opened.database, lambda: ends)
+            if how == "deleted":
+                await later.delete(ObjectKind.RULE, "a", ME)
+            elif how == "changed":
+                await later.change([Operation(ObjectKind.RULE, "a", {"quota": "9/s"})], ME)
+            else:
+                await later.end_overrides()
+                await later.end_overrides()
+            assert await catalog.revision() == 2
+            assert (await catalog.document()).document["users"] == {"u1": {"overrides": {"b": {"limit": 3}}}, **others}
+            async with catalog.database.reading() as connection:
+                assert (await audit.verify(connection)).fault == ""
+                entries, _ = await audit.page(connection, {"subject": "u1"}, 0, 1)
+                assert entries[0]["after"] == {"overrides": {"b": {"limit": 3}}}
 
         on(url, work)
 

@@ -11,9 +11,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 
+from headgate.admin.tables import epoch_us
 from headgate.cli.__main__ import main
+from headgate.policy.times import moment_text
 from headgate.server.configuration import EXAMPLE
 from tests.server.process.service import SECONDS, Service
 from tests.servers import free_port, until
@@ -166,6 +169,27 @@ def test_an_override_is_shown_with_the_limits_that_it_makes(operator: Operator) 
         assert f"{limit}/minute" in line
         assert line.endswith("override")
     operator.run("users", "override", "shown", "orders-user", "--end")
+
+
+def test_a_rule_in_use_is_deleted_with_what_is_changed_of_it(
+    embedded: tuple[EmbeddedService, Path], operator: Operator, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole.yaml"
+    whole.write_text(operator.run("rules", "get"))
+    ends = moment_text(epoch_us() + 3_000_000)
+    service = embedded[0]
+    answer = httpx.post(
+        f"{service.url}/api/v1/users/soon/override",
+        json={"rule_id": "all-ip", "limit": 5, "until": ends},
+        headers={"authorization": f"Bearer {service.key}"},
+    )
+    assert answer.json()["id"] == "soon"
+    until(lambda: "soon" not in operator.run("users", "list"), "what has ended is not shown", SECONDS)
+    operator.run("users", "override", "7", "all-ip", "--limit", "5")
+    assert "is used by 1 user (7)" in operator.run("rules", "delete", "all-ip", code=2)
+    assert operator.run("rules", "delete", "all-ip", "--drop-overrides") == "rule all-ip is deleted\n"
+    assert "all-ip" not in operator.run("users", "list") + operator.run("rules", "list")
+    operator.run("rules", "apply", str(whole), "--yes")
 
 
 def test_who_has_no_key_is_told_so(embedded: tuple[EmbeddedService, Path]) -> None:

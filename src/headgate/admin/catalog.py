@@ -22,6 +22,7 @@ from headgate.admin.database import Database
 from headgate.admin.objects import (
     TABLES,
     Body,
+    InUse,
     ObjectKind,
     ObjectVersion,
     Operation,
@@ -36,14 +37,26 @@ from headgate.admin.objects import (
     revision_number,
     stored_columns,
     stored_of,
+    without_overrides,
 )
-from headgate.admin.tables import changes, epoch_us, versions
-from headgate.admin.transaction import ORDER, Changed, Transaction, document_about
+from headgate.admin.tables import changes, epoch_us, overrides, versions
+from headgate.admin.transaction import (
+    ORDER,
+    TIERS,
+    USERS,
+    Changed,
+    Transaction,
+    document_about,
+    ended_overrides,
+    uses_of,
+)
 from headgate.policy.changing import BodyChange
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
 from headgate.policy.model import Ruleset
 from headgate.policy.snapshot import Changes, Whole
+
+_CLEAN_UP = Actor("clean-up", reason="the override has ended")
 
 
 class Edited(NamedTuple):
@@ -146,6 +159,43 @@ class Catalog:
         """
         async with self.database.exclusively() as connection:
             return await Transaction(connection, actor, self._now()).run(operations)
+
+    async def delete(
+        self, kind: ObjectKind, name: str, actor: Actor, expected: int | None = None, *, drop: bool = False
+    ) -> Changed:
+        """Delete a rule or a tier; with `drop` also the overrides of a rule, and the tier of its users.
+
+        Raises InUse if something else uses it; else as `change` does.
+        """
+        async with self.database.exclusively() as connection:
+            found = (await stored_of(connection, kind, [name])).get(name)
+            check_version(f"{kind} {name!r:.200}", expected, found.version if found else 0)
+            uses = await uses_of(connection, kind, name, self._now())
+            dropped = {how: uses.pop(how) for how in (USERS, TIERS) if drop and how in uses}
+            if uses:
+                hint = "change these first" if drop else "change these first, or with overrides=drop users and tiers"
+                raise InUse(f"{kind} {name!r:.200}", uses, hint)
+            operations = [Operation(kind, name, None)]
+            for user, stored in (await stored_of(connection, ObjectKind.USER, dropped.get(USERS, ()))).items():
+                if kind is ObjectKind.RULE:
+                    body = without_overrides(stored.body, {name})
+                else:
+                    body = {field: value for field, value in stored.body.items() if field != "tier"} or None
+                operations.append(Operation(ObjectKind.USER, user, body))
+            for tier, stored in (await stored_of(connection, ObjectKind.TIER, dropped.get(TIERS, ()))).items():
+                changed = {rule: change for rule, change in stored.body.items() if rule != name}
+                operations.append(Operation(ObjectKind.TIER, tier, changed))
+            return await Transaction(connection, actor, self._now()).run(operations)
+
+    async def end_overrides(self) -> None:
+        """Take away overrides that have ended. Raises as `change` does."""
+        ended = select(overrides.c.user_id).where(overrides.c.until <= self._now()).limit(1)
+        async with self.database.reading() as connection:
+            if (await connection.execute(ended)).first() is None:
+                return
+        async with self.database.exclusively() as connection:
+            operations = await ended_overrides(connection, self._now())
+            await Transaction(connection, _CLEAN_UP, self._now()).run(operations)
 
     async def edit(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -25,6 +25,9 @@ CHANNEL = "headgate"
 """The channel of PostgreSQL on which every new revision is announced."""
 ANY_VERSION = -1
 """Stands for the version of something that has to exist, whatever its version is."""
+
+_NAMED = 10
+"""Ids that a message has, of those of one kind."""
 
 Body = dict[str, Any]
 
@@ -102,6 +105,23 @@ class VersionConflict(HeadgateError):
             super().__init__(f"{what} is of version {found} by now, not {expected}: read it again")
 
 
+class InUse(HeadgateError):
+    """What is to be deleted is used by something else.
+
+    Args:
+        what: is to be deleted.
+        users: ids of what uses it, by their kind.
+        hint: what would help.
+    """
+
+    def __init__(self, what: str, users: Mapping[str, Sequence[str]], hint: str) -> None:
+        said = []
+        for kind, names in users.items():
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            said.append(f"{len(names)} {kind if len(names) > 1 else kind[:-1]} ({', '.join(names[:_NAMED])}{more})")
+        super().__init__(f"{what} is used by {', '.join(said)}; {hint}")
+
+
 class UnknownObject(HeadgateError):
     """Something that was to be deleted, or whose version was asked for, does not exist."""
 
@@ -119,6 +139,13 @@ def check_stamps(given: Body, known: Body, where: str = "") -> None:
     if other:
         message, hint = "the database itself keeps the times of rules", "Leave it out"
         raise InvalidRules([Finding(message, hint=hint, path=f"{where}{name}") for name in other])
+
+
+def without_overrides(user: Body, rules: Collection[str]) -> Body | None:
+    """Return the body of a user without the overrides of some rules; None if nothing is special then."""
+    left = {rule: change for rule, change in user.get("overrides", {}).items() if rule not in rules}
+    others = {name: value for name, value in user.items() if name != "overrides"}
+    return {**others, **({"overrides": left} if left else {})} or None
 
 
 def operations_between(present: Body, wanted: Body) -> list[Operation]:

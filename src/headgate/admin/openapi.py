@@ -18,7 +18,7 @@ _ERRORS = {
     404: "It does not exist.",
     408: "The body does not come to its end.",
     405: "The path is asked with another method.",
-    409: "It exists already, or the rules are in a file.",
+    409: "It exists already, is in use, or the rules are in a file.",
     412: "It is of another version by now.",
     413: "The body is too large.",
     415: "The body is compressed, or encoded in another way.",

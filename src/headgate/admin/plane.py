@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import socket
@@ -37,7 +37,8 @@ from headgate.policy.model import Ruleset
 from headgate.policy.snapshot import WHOLE
 from headgate.web.deprecation import Deprecations
 
-_HOUSEKEEPING = 600.0
+_HOUSEKEEPING, _ENDED = 600.0, 2.0
+"""Seconds between two looks at what is old, and at overrides that may have ended."""
 _LOG = logging.getLogger("headgate.admin")
 
 
@@ -169,7 +170,8 @@ class AdminPlane:
             tasks = [
                 asyncio.create_task(follower.run()),
                 asyncio.create_task(writer.run()),
-                asyncio.create_task(self._keep_house(database)),
+                asyncio.create_task(_every(_HOUSEKEEPING, lambda: self._keep_house(database))),
+                asyncio.create_task(_every(_ENDED, catalog.end_overrides)),
             ]
             keys = AdminKeys(database, self._key)
             admin = AdminService(catalog, engine, keys, database=database, hot_keys=hot_keys)
@@ -193,18 +195,23 @@ class AdminPlane:
                 await database.close()
 
     async def _keep_house(self, database: Database) -> None:
-        """Remove what is kept no longer, and fold what is over, now and every few minutes."""
-        while True:
-            try:
-                async with database.exclusively() as connection:
-                    now = epoch_us()
-                    removed = await audit.prune(connection, now, self._audit_days)
-                    await usage.roll_up(connection, now)
-                    await what_if.fold(connection, now)
-                if removed:
-                    _LOG.info("%d entries of the audit trail were older than %d days", removed, self._audit_days)
-            except DatabaseError as error:
-                _LOG.debug("nothing was tidied up: %s", error)
-            except Exception:  # noqa: BLE001  there is a next time
-                _LOG.exception("nothing was tidied up")
-            await asyncio.sleep(_HOUSEKEEPING)
+        """Remove what is kept no longer, and fold what is over."""
+        async with database.exclusively() as connection:
+            now = epoch_us()
+            removed = await audit.prune(connection, now, self._audit_days)
+            await usage.roll_up(connection, now)
+            await what_if.fold(connection, now)
+        if removed:
+            _LOG.info("%d entries of the audit trail were older than %d days", removed, self._audit_days)
+
+
+async def _every(seconds: float, tidy: Callable[[], Awaitable[None]]) -> None:
+    """Tidy up now and again, without end, whatever happens."""
+    while True:
+        try:
+            await tidy()
+        except DatabaseError as error:
+            _LOG.debug("nothing was tidied up: %s", error)
+        except Exception:  # noqa: BLE001  there is a next time
+            _LOG.exception("nothing was tidied up")
+        await asyncio.sleep(seconds)

@@ -13,7 +13,7 @@ from litestar.exceptions import HTTPException, NotFoundException, ValidationExce
 from litestar.routes import HTTPRoute
 
 from headgate.admin.database import DatabaseError
-from headgate.admin.objects import UnknownObject, VersionConflict
+from headgate.admin.objects import InUse, UnknownObject, VersionConflict
 from headgate.admin.parameters import InvalidParameters, taken, unfit
 from headgate.admin.rule_catalogs import RulesInFile
 from headgate.admin.security import BodyTooLarge, BodyTooSlow
@@ -73,6 +73,7 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (BodyTooSlow, 408),
     (RecursionError, 400),
     (UnknownObject, 404),
+    (InUse, 409),
     (RulesInFile, 409),
     (DatabaseError, 503),
     (UsageError, 400),

@@ -133,9 +133,14 @@ class AdminService:
         done = await self.rules.edit(kind, name, replaced, actor, expected)
         return cast("Stored", done.after), done.before is None
 
-    async def delete(self, kind: ObjectKind, name: str, expected: int | None, actor: Actor) -> None:
-        """Delete something. Raises as `Catalog.change` does."""
-        await self.rules.change([Operation(kind, name, None, expected)], actor)
+    async def delete(
+        self, kind: ObjectKind, name: str, expected: int | None, actor: Actor, *, drop: bool = False
+    ) -> None:
+        """Delete something, and with `drop` what is special because of it. Raises as `Catalog.delete` does."""
+        if kind in {ObjectKind.RULE, ObjectKind.TIER}:
+            await self.rules.delete(kind, name, actor, expected, drop=drop)
+        else:
+            await self.rules.change([Operation(kind, name, None, expected)], actor)
 
     async def apply(self, text: str, actor: Actor, expected: int | None = None, *, dry_run: bool) -> dict[str, Any]:
         """Let a whole rules file be in force; says what that changes, and, if it is tried, how much that is used."""

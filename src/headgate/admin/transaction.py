@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Table, bindparam, delete, func, insert, or_, select, update
@@ -26,6 +26,7 @@ from headgate.admin.objects import (
     document_of,
     revision_number,
     stored_of,
+    without_overrides,
 )
 from headgate.admin.statements import among, write_rows
 from headgate.admin.tables import changes, overrides, revision, rules, settings, tiers, users, versions
@@ -37,6 +38,8 @@ from headgate.policy.problems import Finding, InvalidRules
 
 KEPT_CHANGES = 10_000
 """Revisions of which it is known what they touched. Nodes that are further behind read everything."""
+USERS, TIERS = "users", "tiers"
+"""What may use a rule or a tier, and be changed when that is deleted."""
 ORDER = "order"
 """The kind of a change that rules follow each other in another order."""
 
@@ -81,6 +84,11 @@ class Transaction:
         `order` are the ids of all rules as they are to follow each other, if that matters; `ruleset` is all that there
         is to be then, if that is known.
         """
+        if ruleset is None:  # what has ended must not stand in the way of a change
+            touched = {each.id for each in operations if each.kind is ObjectKind.RULE}
+            ended = await ended_overrides(self._connection, self._now, touched)
+            named = {each.id for each in operations if each.kind is ObjectKind.USER}
+            operations = [*operations, *[each for each in ended if each.id not in named]]
         found = await self._found(operations)
         wanted = await asyncio.to_thread(_wanted, operations, found)
         number = await revision_number(self._connection) + 1
@@ -194,6 +202,41 @@ class Transaction:
             for rule, change in ruleset.users[user].overrides.items()
         ]
         await write_rows(self._connection, insert(overrides), rows, dict)
+
+
+async def ended_overrides(
+    connection: AsyncConnection, now: int, of_rules: Collection[str] | None = None
+) -> list[Operation]:
+    """Return the operations that take overrides away that have ended: of some rules, or of all."""
+    ended = select(overrides.c.user_id, overrides.c.rule_id).where(overrides.c.until <= now)
+    if of_rules is not None:
+        ended = ended.where(among(connection, overrides.c.rule_id, of_rules))
+    rules_of: dict[str, set[str]] = {}
+    for user, rule in await connection.execute(ended):
+        rules_of.setdefault(user, set()).add(rule)
+    stored = await stored_of(connection, ObjectKind.USER, rules_of)
+    return [Operation(ObjectKind.USER, name, without_overrides(stored[name].body, rules_of[name])) for name in stored]
+
+
+async def uses_of(connection: AsyncConnection, kind: ObjectKind, name: str, now: int) -> dict[str, list[str]]:
+    """Return the ids of what uses a rule or a tier, by their kind."""
+    if kind is ObjectKind.TIER:
+        default = (await bodies_in(connection, settings)).get("default_tier")
+        of_tier = select(users.c.id).where(users.c.tier == name).order_by(users.c.id)
+        found = {
+            USERS: list((await connection.execute(of_tier)).scalars()),
+            "settings": ["default_tier"] * (default == name),
+        }
+    else:
+        lasts = or_(overrides.c.until.is_(None), overrides.c.until > now)
+        overriding = select(overrides.c.user_id).where(overrides.c.rule_id == name, lasts).order_by(overrides.c.user_id)
+        bodies = await bodies_in(connection, rules)
+        found = {
+            USERS: list((await connection.execute(overriding)).scalars()),
+            TIERS: [tier for tier, changed in (await bodies_in(connection, tiers)).items() if name in changed],
+            "rules": [rule for rule, body in bodies.items() if name in body.get("replaces", ())],
+        }
+    return {how: names for how, names in found.items() if names}
 
 
 async def document_about(connection: AsyncConnection, operations: Sequence[Operation]) -> Body:

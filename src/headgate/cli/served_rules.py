@@ -59,6 +59,18 @@ def add_to_rules(actions: Commands) -> None:
     apply.add_argument("--dry-run", action="store_true", help="only say what would change")
     apply.add_argument("--yes", action="store_true", help="do not ask whether that is really wanted")
     add_admin_options(apply, changes=True, database=True)
+    delete = add_command(
+        actions,
+        "delete",
+        _delete_rule,
+        "delete a rule; its versions stay, and it can be rolled back",
+        more="A rule that is in use is not deleted: the message names what uses it.",
+        examples="headgate rules delete exports --reason 'not needed any more'",
+    )
+    delete.add_argument("id", metavar="ID", help="the id of a rule")
+    about = "delete what users and tiers change of it, too"
+    delete.add_argument("--drop-overrides", action="store_const", const="drop", default="", help=about)
+    add_admin_options(delete, changes=True)
     versions = add_command(
         actions,
         "versions",
@@ -157,6 +169,11 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
     word = "would be " if arguments.dry_run else ""
     terminal.say(f"{len(answer['changes'])} changes, revision {answer['revision']} {word}in force")
     return OK
+
+
+def _delete_rule(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    call(arguments, "DELETE", f"/rules/{quote(arguments.id, '')}", query={"overrides": arguments.drop_overrides})
+    return told(arguments, terminal, {"id": arguments.id, "deleted": True}, f"rule {arguments.id} is deleted")
 
 
 def _what_if(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 from litestar import Response, Router, delete, get, post, put
+from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
 from headgate.admin.catalog import Catalog
@@ -32,6 +33,9 @@ from headgate.core.errors import UsageError
 from headgate.policy.dumping import to_yaml
 from headgate.policy.loading import from_data
 from headgate.policy.times import moment_text
+
+Dropped = Annotated[str | None, one_of(("drop",))]
+"""What users and tiers change because of something goes with it."""
 
 
 class RollbackBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -84,9 +88,14 @@ async def put_rule(admin: Admin, request: JsonRequest, rule_id: RuleId, data: JS
 
 
 @delete("/rules/{rule_id:str}", opt=EDITOR, summary="Delete a rule", status_code=204)
-async def delete_rule(admin: Admin, request: JsonRequest, rule_id: RuleId) -> None:
-    """Delete a rule. Its versions stay, and it can be rolled back."""
-    await admin.delete(ObjectKind.RULE, rule_id, expected_version(request), actor_of(request))
+async def delete_rule(admin: Admin, request: JsonRequest, rule_id: RuleId, overrides: Dropped = None) -> None:
+    """Delete a rule. Its versions stay, and it can be rolled back.
+
+    One that users, tiers or other rules use is not deleted (409). `overrides=drop` deletes it together with what users
+    and tiers change of it.
+    """
+    drop = overrides is not None
+    await admin.delete(ObjectKind.RULE, rule_id, expected_version(request), actor_of(request), drop=drop)
 
 
 @get("/rules/{rule_id:str}/versions", opt=VIEWER, summary="List the versions of a rule")
@@ -140,7 +149,7 @@ async def apply_file(admin: Admin, request: JsonRequest, dry_run: FromQuery[bool
 # Tiers and settings
 
 
-def _objects(kind: ObjectKind) -> Router:
+def _objects(kind: ObjectKind, delete_one: HTTPRouteHandler) -> Router:
     """Return the routes of tiers, or of settings."""
 
     @get("/", opt=VIEWER, summary=f"List {kind}s", operation_id=f"list_{kind}s")
@@ -162,11 +171,23 @@ def _objects(kind: ObjectKind) -> Router:
         stored, is_new = await admin.put(kind, name, data, expected_version(request), actor_of(request))
         return _object(stored, 201 if is_new else 200)
 
-    @delete("/{name:str}", opt=EDITOR, summary=f"Delete a {kind}", operation_id=f"delete_{kind}", status_code=204)
-    async def delete_one(admin: Admin, request: JsonRequest, name: Name) -> None:
-        await admin.delete(kind, name, expected_version(request), actor_of(request))
-
     return Router(f"/{kind}s", route_handlers=[list_all, get_one, put_one, delete_one], tags=[f"{kind}s"])
+
+
+@delete("/{name:str}", opt=EDITOR, summary="Delete a tier", status_code=204)
+async def delete_tier(admin: Admin, request: JsonRequest, name: Name, overrides: Dropped = None) -> None:
+    """Delete a tier.
+
+    One that has users is not deleted (409). `overrides=drop` deletes it, and they are of no tier then.
+    """
+    drop = overrides is not None
+    await admin.delete(ObjectKind.TIER, name, expected_version(request), actor_of(request), drop=drop)
+
+
+@delete("/{name:str}", opt=EDITOR, summary="Delete a setting", status_code=204)
+async def delete_setting(admin: Admin, request: JsonRequest, name: Name) -> None:
+    """Delete a setting, so that its default holds."""
+    await admin.delete(ObjectKind.SETTING, name, expected_version(request), actor_of(request))
 
 
 def _object(stored: Stored, status: int = 200) -> Response[Any]:
@@ -180,5 +201,5 @@ def _rule(stored: Stored, status: int = 200) -> Response[Json]:
 
 ROUTES = (
     *(list_rules, create_rule, get_rule, put_rule, delete_rule, rule_versions, roll_back_rule),
-    *(export, apply_file, _objects(ObjectKind.TIER), _objects(ObjectKind.SETTING)),
+    *(export, apply_file, _objects(ObjectKind.TIER, delete_tier), _objects(ObjectKind.SETTING, delete_setting)),
 )
