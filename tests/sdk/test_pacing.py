@@ -204,6 +204,69 @@ def test_a_server_that_refuses_for_ever_is_asked_ever_more_rarely_and_only_as_of
     assert all(gap >= SECOND << place for place, gap in enumerate(gaps))
 
 
+class Silent(Server):
+    """A server that tells no limits, and refuses without saying for how long."""
+
+    def answer(self, now: int) -> Incoming:
+        return Incoming(super().answer(now).status, (), None)
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window_log"])
+@pytest.mark.parametrize("limit", [5, 20])
+def test_the_rate_of_a_server_that_tells_none_is_found(limit: int, algorithm: str) -> None:
+    """All of a burst pass; then it is used well, and few requests are refused."""
+    quota = Quota(limit, SECOND, algorithm=Algorithm.named(algorithm))
+    world = World(seed=1)
+    server = Silent(quota, STYLES["delta"])
+    burst = Fleet(world, server, 100, 1, workers=100, max_wait=60).run()
+    assert burst.failed == []
+    assert burst.ended <= 1.5 * ideal(quota, 100, START)
+    world, server = World(seed=1), Silent(quota, STYLES["delta"])
+    steady = Fleet(world, server, 600, 1, workers=8, max_wait=60).run()
+    assert steady.failed == []
+    assert steady.ended <= 1.5 * ideal(quota, 600, START)
+    assert server.refused <= 0.05 * 600
+
+
+NONE_LEFT = ("X-RateLimit-Limit", "9"), ("X-RateLimit-Remaining", "0")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("seconds", [3600, 600])
+@pytest.mark.parametrize(
+    "absurd",
+    [told(*NONE_LEFT, ("X-RateLimit-Reset", "99999999999")), told(("Retry-After", "99999999999"), status=429)],
+    ids=["reset", "retry_after"],
+)
+def test_a_server_that_announces_absurd_waits_is_asked_again(absurd: Incoming, seconds: int, *, shared: bool) -> None:
+    """An hour after it was asked last, or as soon as was set."""
+    world, outcomes = World(), list[Any]()
+    pacer = Pacer(max_wait=0, clock=world, longest_hold=None if seconds == 3600 else seconds, jitter=lambda: 0.0)
+    usual = told(("X-RateLimit-Limit", "9"), ("X-RateLimit-Remaining", "8"), ("X-RateLimit-Reset", "60"))
+    server = Says(absurd, absurd, usual)
+
+    def ask() -> None:
+        world.exchange(pacer, request(), server, outcomes.append, shared=shared)
+
+    for at in range(2 * seconds + 100):
+        world.at(SECOND * (1 + at), ask)
+    world.run()
+    first, second, third, *others = [round((each - START) / SECOND) for each in server.times]
+    assert second - first == pytest.approx(seconds, abs=2)
+    assert third - second == pytest.approx(seconds, abs=2)
+    assert others[0] - third <= 2
+    assert all(each.retry_after_us <= seconds * SECOND for each in outcomes if isinstance(each, WaitTooLong))
+
+
+def test_what_processes_count_together_ends_with_its_window() -> None:
+    """Fifteen windows of ten seconds have fifteen keys, of which the store keeps those of the last few."""
+    world = World()
+    server = Server(Quota(20, 10 * SECOND, algorithm=Algorithm.FIXED_WINDOW), STYLES["github"])
+    fleet = Fleet(world, server, 300, processes=2, workers=2).run()
+    assert fleet.failed == []
+    assert 0 < len(world.store) <= 4
+
+
 ABSURD = st.one_of(
     st.sampled_from(["-1", "0", "1", "NaN", "inf", "9" * 400, "1e400", "garbage", "", "10, 3", "999999999999999"]),
     st.sampled_from(["Mon, 01 Jan 0001 00:00:00 GMT", "0001-01-01T00:00:00Z", "1", "1000000000", "20ms", "-5s"]),
@@ -330,6 +393,7 @@ def test_what_is_remembered_is_bounded() -> None:
         ({"max_wait": -1}, "max_wait is a number of seconds"),
         ({"max_wait": None}, "max_wait is a number of seconds"),
         ({"max_wait": float("nan")}, "max_wait is a number of seconds"),
+        ({"longest_hold": -1}, "longest_hold is a number of seconds"),
         ({"retries": -1}, "retries must be a whole number"),
         ({"key": "all"}, "key is a function"),
     ],

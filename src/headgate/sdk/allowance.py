@@ -38,7 +38,7 @@ _TOLERANCE_US = SECOND // 20
 _SHORT_US = 4 * SECOND
 """In a window that is shorter, a reset in whole seconds says nothing of when it ends."""
 _LARGEST_SHARED = 1 << 40
-_ID_KEPT_US = 24 * 3600 * SECOND
+_LONGEST_KEPT_US = 31 * 24 * 3600 * SECOND
 
 
 class Sent(NamedTuple):
@@ -66,6 +66,8 @@ class Allowance:
 
     name: str
     """Tells it apart from other limits of the server."""
+    longest_hold_us: int
+    """So long after a request, another is sent to see, whatever the server said."""
     limit: int | None = None
     """The most units that can pass at once; None while that is not known."""
     window_us: int | None = None
@@ -104,6 +106,10 @@ class Allowance:
 
         With `is_shared`, the count of all processes together decides, unless others use the limit as well.
         """
+        return min(self._said_ready_at(now, is_shared=is_shared), self._sent_at + self.longest_hold_us)
+
+    def _said_ready_at(self, now: int, *, is_shared: bool) -> int:
+        """Return the same by what the server says."""
         if now < self.held_until:
             return self.held_until
         if is_shared and self._slides and not self._is_others:
@@ -178,16 +184,18 @@ class Allowance:
             exact = self.limit <= MOST_REMEMBERED
             algorithm = Algorithm.SLIDING_WINDOW_LOG if exact else Algorithm.SLIDING_WINDOW_COUNTER
             return "", Quota(self.limit, min(window, MAX_WINDOW_US), algorithm=algorithm)
-        if self._is_over(now):  # the name of the next one is not known
+        if self._reset is None or self._is_over(now):  # the name of the next one is not known
             return None
-        return self._window, Quota.one_off(self.limit, keep_us=_ID_KEPT_US)
+        left = min(self._reset - now, _LONGEST_KEPT_US) + SECOND
+        step = max(SECOND, 1 << left.bit_length() - 4)  # few quotas are different, and none outlives its window by far
+        return self._window, Quota.one_off(self.limit, keep_us=-(-left // step) * step)
 
     def shared_ready_at(self, now: int, retry_after_us: int) -> int:
         """Return when to ask again, after the count of all processes together has refused a request.
 
         `now` is at once, and without asking: the server has said that there is more by now.
         """
-        at = now + retry_after_us
+        at = min(now + retry_after_us, max(now, self._sent_at + self.longest_hold_us))
         if self._reset is None:
             return at
         if self._slides:

@@ -34,6 +34,7 @@ from headgate.locks import new_lock
 from headgate.sdk import fields
 from headgate.sdk.allowance import PATIENCE_US, Allowance, Sent
 from headgate.sdk.fields import LONGEST_US, SECOND, Announced, Notice
+from headgate.sdk.guessing import GuessedRate
 from headgate.waiting import Pause, Ticket, WaitingLines
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
@@ -41,8 +42,11 @@ IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 LONGEST_WAIT = 30 * 24 * 3600
 """Seconds that a request may be told to wait for."""
 MOST_ORIGINS, MOST_ROUTES, MOST_ALLOWANCES = 512, 128, 32
+_ONE_OFF = Quota.one_off(1)
+"""Its shape is in the keys of all windows that are counted apart, however long they are kept."""
 _CREDENTIALS = ("authorization", "x-api-key", "api-key", "x-auth-token")
-_LONGEST_BACKOFF_US = 60 * SECOND
+LONGEST_HOLD = 3600.0
+"""Seconds that a server's word keeps requests back, at least."""
 T = TypeVar("T")
 
 
@@ -110,6 +114,8 @@ class Pacer:
     Args:
         max_wait: seconds that a request may wait in all, before it is sent and before it is sent again.
         retries: how often a request that is refused may be sent again, if it is safe to.
+        longest_hold: seconds that a server's word keeps requests back, at most: then one is sent to see. By default an
+            hour, or `max_wait` if that is longer.
         key: whose limits a request falls under; default: those of its origin and its credential.
         clock: where time comes from, for tests.
         jitter: returns a number from 0 to 1 by which waits are made longer, by up to a tenth, for tests.
@@ -122,16 +128,18 @@ class Pacer:
         *,
         max_wait: float = 60.0,
         retries: int = 3,
+        longest_hold: float | None = None,
         key: KeyOf | None = None,
         clock: Clock | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        if isinstance(max_wait, bool) or not isinstance(max_wait, int | float) or not 0 <= max_wait <= LONGEST_WAIT:
-            raise UsageError(f"max_wait is a number of seconds from 0 to {LONGEST_WAIT}, not {short(max_wait)}")
+        self.max_wait = _seconds("max_wait", max_wait)
+        hold = max(LONGEST_HOLD, max_wait) if longest_hold is None else _seconds("longest_hold", longest_hold)
+        self._longest_hold_us = max(1, round(hold * SECOND))
         self.retries = whole("retries", retries, 0, 100, UsageError)
         if key is not None and not callable(key):
             raise UsageError(f"key is a function that makes text of an Outgoing, not {short(key)}")
-        self.max_wait, self.clock = max_wait, clock or SystemClock()
+        self.clock = clock or SystemClock()
         self._key, self._jitter = key or _default_key, jitter
         self._lock = new_lock()
         self._lines = WaitingLines()
@@ -211,7 +219,7 @@ class Pacer:
         with self._lock:
             origin = self._origins.get(key)
             if origin is None:
-                origin = self._origins[key] = _Origin(key)
+                origin = self._origins[key] = _Origin(key, self._longest_hold_us)
                 if len(self._origins) > MOST_ORIGINS:
                     self._origins.popitem(last=False)
             self._origins.move_to_end(key)
@@ -229,6 +237,7 @@ class _Sending(NamedTuple):
     """A request that is under way: what was known of each of its limits."""
 
     route: _Route
+    at: int
     limits: Mapping[str, Sent]
 
 
@@ -248,12 +257,13 @@ class _Origin:
     """All that is known of one server, for one credential."""
 
     key: str
+    longest_hold_us: int
     allowances: OrderedDict[str, Allowance] = field(default_factory=OrderedDict)
     routes: OrderedDict[str, _Route] = field(default_factory=OrderedDict)
     held_until: int = 0
     """The server wants to hear nothing before."""
-    refusals: int = 0
-    """In a row, without a word of when to come back."""
+    guessed: GuessedRate = field(default_factory=GuessedRate)
+    """Of requests under no limit that the server tells."""
     ahead_us: int | None = None
     """By how much the server's time since 1970 is surely ahead of our ticks."""
 
@@ -264,6 +274,8 @@ class _Origin:
         found = self._route(route)
         if not found.is_known and found.under_way:
             return found.sent_at + PATIENCE_US
+        if not found.names:
+            return max(now, self.guessed.ready_at)
         return max([each.ready_at(now, is_shared=is_shared) for each in self._allowances(found)], default=now)
 
     def plan(self, route: str, now: int) -> dict[str, Limit]:
@@ -278,6 +290,8 @@ class _Origin:
         found = self._route(route)
         found.under_way += 1
         found.sent_at = now
+        if not found.names:
+            self.guessed.sent(now)
         left = {}
         if plan and decision:
             left = {name: part.remaining for name, part in zip(plan, decision.limits, strict=True)}
@@ -285,7 +299,7 @@ class _Origin:
         for each in self._allowances(found):
             shared = each.shared_quota(now) if each.name in left else None
             limits[each.name] = each.sent(now, shared[0] if shared else None, left.get(each.name, 0))
-        return _Sending(found, limits)
+        return _Sending(found, now, limits)
 
     def lost(self, now: int, sending: _Sending) -> None:
         """Note that a request has no answer: the server may have seen it."""
@@ -316,7 +330,7 @@ class _Origin:
         if refused:
             self._refused(now, notice, told, sending, jitter)
         else:
-            self.refusals = 0
+            self.guessed.passed(now)
         return refused
 
     def shared_ready_at(self, now: int, plan: Mapping[str, Limit], decision: Decision) -> int:
@@ -340,16 +354,15 @@ class _Origin:
     def _refused(
         self, now: int, notice: Notice, told: Mapping[str, Announced], sending: _Sending, jitter: float
     ) -> None:
-        """Stay away for as long as the server says; else for ever longer."""
+        """Stay away for as long as the server says; else for as long as a guess says, and for ever longer."""
         wait = notice.retry_after_us
         empty = [name for name, limit in told.items() if limit.remaining == 0]
+        guess = 0 if empty else self.guessed.refused(now, sending.at)
         if wait is None:
             resets = [self._allowance(name).ready_at(now) - now for name in empty]
             wait = max(resets, default=0)
-        if not wait:
-            self.refusals += 1
-            wait = min(SECOND << min(self.refusals, 10) - 1, _LONGEST_BACKOFF_US)
-        until = now + min(wait, LONGEST_US) + round(jitter * min(wait // 10, SECOND))
+        wait = min(wait or guess, self.longest_hold_us)
+        until = now + wait + round(jitter * min(wait // 10, SECOND))
         for name in empty:
             self._allowance(name).exhausted(now, until, sending.limits.get(name, Sent()))
         if not empty:
@@ -380,7 +393,7 @@ class _Origin:
     def _allowance(self, name: str) -> Allowance:
         found = self.allowances.get(name)
         if found is None:
-            found = self.allowances[name] = Allowance(name)
+            found = self.allowances[name] = Allowance(name, self.longest_hold_us)
             if len(self.allowances) > MOST_ALLOWANCES:
                 self.allowances.popitem(last=False)
         return found
@@ -401,7 +414,13 @@ class _Origin:
         return found
 
     def _limit(self, name: str, window: str, quota: Quota) -> Limit:
-        return Limit(space("polite", quota), bounded(f"{self.key} {name}{window}"), quota)
+        return Limit(space("polite", quota if quota.limit else _ONE_OFF), bounded(f"{self.key} {name}{window}"), quota)
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST_WAIT:
+        raise UsageError(f"{name} is a number of seconds from 0 to {LONGEST_WAIT}, not {short(value)}")
+    return value
 
 
 def _is_refusal(status: int, notice: Notice) -> bool:

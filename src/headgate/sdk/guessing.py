@@ -1,0 +1,71 @@
+"""The rate of a server that refuses requests and does not say how many it allows.
+
+It is found as TCP finds the rate of a network, by additive increase and multiplicative decrease:
+
+* Nothing is known before the first refusal, and requests are sent as they come. Then the rate is what passed in the
+  second before, at least one a second, and requests are sent evenly from there on.
+* A refusal cuts it to `CUT`, once for all requests that were under way, and the server is left alone: for two requests'
+  time, and for 1, 2, 4 ... seconds, up to `LONGEST_US`, while nothing passes in between.
+* Each request that passes raises it. After the first cut, which knows little, by half in a second, until it is refused
+  again; then by `QUICK` a second of the rate at the last refusal as long as it is below `NEAR` of that, and by `SLOW` a
+  second from there on, to find out whether there is more.
+
+So it comes to between 0.7 and 1 of what the server allows, with few refusals. Time is an argument, in microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.core.quota import SECOND
+
+CUT, NEAR, FIRST, QUICK, SLOW = 0.7, 0.95, 0.5, 0.05, 0.005
+LONGEST_US = 30 * SECOND
+_LOWEST = SECOND / LONGEST_US
+
+
+@dataclass(slots=True)
+class GuessedRate:
+    """The rate of one server."""
+
+    rate: float = 0.0
+    """Requests in a second; 0 before the first refusal."""
+    ready_at: int = 0
+    """When the next request may be sent."""
+    _top: float = 0.0
+    """The rate at the last refusal."""
+    _cut_at: int = -1
+    _cuts: int = 0
+    _refusals: int = 0
+    """In a row."""
+    _second: int = 0
+    """When a second began, and the requests that passed since then."""
+    _passed: int = 0
+
+    def sent(self, now: int) -> None:
+        """Note that a request is sent."""
+        if self.rate:
+            self.ready_at = max(self.ready_at, now) + round(SECOND / self.rate)
+
+    def passed(self, now: int) -> None:
+        """Note that a request passed."""
+        self._refusals = 0
+        if not self.rate:
+            if now - self._second > SECOND:
+                self._second, self._passed = now, 0
+            self._passed += 1
+            return
+        if self._cuts == 1:
+            self.rate += FIRST
+        else:
+            self.rate += (QUICK if self.rate < NEAR * self._top else SLOW) * self._top / self.rate
+
+    def refused(self, now: int, sent_at: int) -> int:
+        """Note that a request was refused; returns for how long to leave the server alone."""
+        if sent_at <= self._cut_at:  # the rate was cut since
+            return 0
+        self._top = self.rate or max(1.0, self._passed)
+        self.rate = max(_LOWEST, CUT * self._top)
+        self._refusals, self._cuts, self._cut_at = self._refusals + 1, self._cuts + 1, now
+        wait = min(SECOND << min(self._refusals, 10) - 1, LONGEST_US)
+        return wait if self._refusals > 1 else min(wait, round(2 * SECOND / self.rate))
