@@ -555,6 +555,20 @@ class TestTheRest:
 
         on(url, work)
 
+    def test_what_happened_to_keys_is_for_admins(self, url: str) -> None:
+        async def work(admin: Admin) -> None:
+            secret = (await admin.ask("POST", "/api/v1/keys", {"name": "a-secret-name", "role": "check"})).json()["id"]
+            for role in ("viewer", "editor"):
+                for query in ("", f"?subject={secret}", "?action=create&limit=1000"):
+                    answer = await admin.ask("GET", f"/api/v1/audit{query}", role=role)
+                    assert answer.status_code == 200
+                    assert not [each for each in answer.json()["items"] if each["kind"] == "key"]
+                    assert "a-secret-name" not in answer.text
+                assert (await admin.ask("GET", "/api/v1/audit?kind=key", role=role)).status_code == 403
+            assert "a-secret-name" in (await admin.ask("GET", "/api/v1/audit?kind=key")).text
+
+        on(url, work)
+
     def test_keys_are_made_shown_once_replaced_and_revoked(self, url: str) -> None:
         async def work(admin: Admin) -> None:
             made = (

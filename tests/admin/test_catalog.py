@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -459,11 +460,55 @@ class TestAudit:
             new = Catalog(catalog.database, clock=lambda: 95 * day)
             await new.change([Operation(ObjectKind.RULE, "c", {"quota": "1/s"})], ME)
             async with catalog.database.exclusively() as connection:
-                assert await audit.prune(connection, 101 * day) == 6
+                assert await audit.prune(connection, 101 * day) == 0, "it removes once a day"
+                assert await audit.prune(connection, 102 * day) == 6
+                assert await audit.prune(connection, 102 * day) == 0
             await new.change([Operation(ObjectKind.RULE, "d", {"quota": "1/s"})], ME)
             async with catalog.database.reading() as connection:
                 chain = await audit.verify(connection)
-            assert (chain.entries, chain.fault) == (2, "")
+            assert (chain.entries, chain.fault, chain.removed) == (3, "", 6)
+            async with catalog.database.exclusively() as connection:
+                assert await audit.prune(connection, 400 * day) == 3, "the cut, too, is old some day"
+                chain = await audit.verify(connection)
+            assert (chain.entries, chain.fault, chain.removed) == (1, "", 9)
+
+        on(url, work)
+
+    @pytest.mark.parametrize("cuts", [0, 1])
+    def test_a_beginning_that_the_retention_did_not_move_shows(self, url: str, cuts: int) -> None:
+        """And goes on to show: the retention does not sign what somebody else has removed."""
+        day = 86_400_000_000
+
+        async def work(catalog: Catalog) -> None:
+            for number in range(10):
+                at = number * 10 * day
+                change = [Operation(ObjectKind.RULE, "a", {"limit": number + 1, "window": "1s"})]
+                await Catalog(catalog.database, clock=lambda at=at: at).change(change, ME)  # type: ignore[misc]
+            async with catalog.database.exclusively() as connection:
+                assert await audit.prune(connection, 110 * day) == 2
+            async with catalog.database.reading() as connection:
+                noted = (await connection.execute(text("SELECT digest FROM audit WHERE sequence = 5"))).scalar_one()
+                assert not (await audit.verify(connection, noted)).fault
+            digest = "(SELECT digest FROM audit WHERE sequence = 6)"
+            async with catalog.database.exclusively() as connection:
+                await connection.execute(text(f"UPDATE audit_start SET sequence = 6, digest = {digest}"))  # noqa: S608
+                await connection.execute(text("DELETE FROM audit WHERE sequence <= 6"))
+                for _ in range(cuts):
+                    assert await audit.prune(connection, 170 * day) == 0
+            async with catalog.database.reading() as connection:
+                said = "entries 1 to 6 are missing, and it was not the retention that removed them"
+                assert (await audit.verify(connection)).fault == said
+            async with catalog.database.exclusively() as connection:  # by whoever knows how a cut is recorded
+                start = await audit._start(connection)
+                before = {"sequence": 2, "digest": "of nothing that was"}
+                await audit.append(connection, [audit.AuditEntry("cut", "audit", "", before, start)], ME, 1, 120 * day)
+                assert "does not follow" in (await audit.verify(connection)).fault
+                await connection.execute(text("DELETE FROM audit WHERE sequence = 12"))
+                cut = (await connection.execute(text("SELECT after FROM audit WHERE sequence = 11"))).scalar_one()
+                before = cut if isinstance(cut, dict) else json.loads(cut)
+                await audit.append(connection, [audit.AuditEntry("cut", "audit", "", before, start)], ME, 1, 120 * day)
+                assert not (await audit.verify(connection)).fault, "which is why digests are noted elsewhere"
+                assert "is not in the chain" in (await audit.verify(connection, noted)).fault
 
         on(url, work)
 

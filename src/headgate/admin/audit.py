@@ -2,16 +2,19 @@
 
 Entries are only ever appended, each with the digest of the one before it, so that an entry that was changed, removed
 or slipped in later shows: its digest, or the next one's, does not fit. Entries older than the retention are removed
-from the beginning, where the chain then starts with the last digest removed.
+from the beginning, where the chain then starts with the last digest removed. An entry at the end, a cut, records that:
+a beginning that no cut names was moved by somebody else, and the retention then removes nothing either.
 
-Whoever may write to the database can also compute a whole new chain, or cut off its end. That shows only beside a
-digest that is kept elsewhere: `verify` says the last one, and accepts one that must be in the chain.
+Whoever may write to the database can also compute a whole new chain, append a cut of their own, or cut off the end.
+That shows only beside digests that are kept elsewhere: `verify` returns the last one, and accepts one that must be in
+the chain, as each has to be that is younger than the retention.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -25,6 +28,11 @@ from headgate.core.calendar import DAY_US
 
 RETENTION_DAYS = 90
 _PAGE = 1000
+_CUT = "cut"
+"""The action by which the retention records what it removes."""
+_NOTHING = "0" * 64
+"""The digest before the first entry of all."""
+_LOG = logging.getLogger("headgate.admin")
 
 
 class Actor(NamedTuple):
@@ -40,7 +48,7 @@ class AuditEntry(NamedTuple):
     """One change, as it is to be recorded."""
 
     action: str
-    """create, update or delete; of keys also use_up and the like."""
+    """create, update or delete; of keys also revoke, of limits reset, and of the trail itself cut."""
     kind: str
     subject: str
     before: Mapping[str, Any] | None
@@ -56,6 +64,8 @@ class AuditChain(NamedTuple):
     """The digest of the last one: note it elsewhere to find later that entries at the end are missing."""
     fault: str = ""
     """What does not fit; empty if all does."""
+    removed: int = 0
+    """How many older ones the retention has removed."""
 
 
 async def append(connection: AsyncConnection, entries: list[AuditEntry], actor: Actor, revision: int, now: int) -> None:
@@ -82,8 +92,8 @@ def _chained(
 
 async def verify(connection: AsyncConnection, contains: str = "") -> AuditChain:
     """Go through the whole chain; `contains` is a digest that must be in it, if given."""
-    start = (await connection.execute(select(audit_start))).one()
-    sequence, previous, count = start.sequence, start.digest, 0
+    start, cut = await _start(connection), None
+    sequence, previous, count = start["sequence"], start["digest"], 0
     missing = bool(contains) and contains != previous
     async for row in _rows(connection):
         sequence += 1
@@ -91,10 +101,17 @@ async def verify(connection: AsyncConnection, contains: str = "") -> AuditChain:
             return AuditChain(count, previous, f"entries {sequence} to {row['sequence'] - 1} are missing")
         if row["previous"] != previous or digest_of(row) != row["digest"]:
             return AuditChain(count, previous, f"entry {sequence} was changed, or one before it was")
+        if row["action"] == _CUT:
+            if cut not in {None, row["before"]["digest"]}:
+                return AuditChain(count, previous, f"entry {sequence} is a cut that does not follow the one before it")
+            cut = row["after"]["digest"]
         previous, count = row["digest"], count + 1
         missing = missing and contains != previous
-    fault = f"the digest {contains:.64} is not in the chain: entries at its end were removed or replaced" * missing
-    return AuditChain(count, previous, fault)
+    if start["digest"] != (cut or _NOTHING):
+        fault = f"entries 1 to {start['sequence']} are missing, and it was not the retention that removed them"
+        return AuditChain(count, previous, fault)
+    fault = f"the digest {contains:.64} is not in the chain: entries were removed or replaced" * missing
+    return AuditChain(count, previous, fault, start["sequence"])
 
 
 async def page(
@@ -102,9 +119,13 @@ async def page(
 ) -> tuple[list[dict[str, Any]], int]:
     """Return some entries, the newest first, and how many there are.
 
-    `filters` are values of actor, action, kind and subject, and `since` and `until`, in microseconds since the epoch.
+    `filters` are values of actor, action, kind and subject, and `since` and `until`, in microseconds since the epoch;
+    `without` is a kind that is left out.
     """
-    conditions = [audit.c[name] == value for name, value in filters.items() if name not in {"since", "until"}]
+    equal = filters.keys() - {"since", "until", "without"}
+    conditions = [audit.c[name] == filters[name] for name in equal]
+    if "without" in filters:
+        conditions.append(audit.c.kind != filters["without"])
     if "since" in filters:
         conditions.append(audit.c.at >= filters["since"])
     if "until" in filters:
@@ -115,14 +136,28 @@ async def page(
 
 
 async def prune(connection: AsyncConnection, now: int, days: int = RETENTION_DAYS) -> int:
-    """Remove entries that are older than so many days; says how many."""
-    oldest = select(func.max(audit.c.sequence)).where(audit.c.at < now - days * DAY_US)
-    last = (await connection.execute(oldest)).scalar()
-    if last is None:
+    """Remove entries that are older than so many days, once a day; says how many.
+
+    If somebody else has moved the beginning, none is removed, so that this still shows.
+    """
+    oldest = (await connection.execute(select(func.min(audit.c.at)))).scalar()
+    if oldest is None or oldest >= now - (days + 1) * DAY_US:
         return 0
-    digest = (await connection.execute(select(audit.c.digest).where(audit.c.sequence == last))).scalar_one()
-    removed = await connection.execute(delete(audit).where(audit.c.sequence <= last))
-    await connection.execute(update(audit_start).values(sequence=last, digest=digest))
+    start = await _start(connection)
+    cuts = select(audit.c.after).where(audit.c.action == _CUT).order_by(audit.c.sequence.desc()).limit(1)
+    cut = (await connection.execute(cuts)).scalar()
+    if start["digest"] != (cut["digest"] if cut else _NOTHING):
+        _LOG.error(
+            "the beginning of the audit trail was moved: no entry is removed any more; see headgate audit verify"
+        )
+        return 0
+    newest = select(audit.c.sequence, audit.c.digest).where(audit.c.at < now - days * DAY_US)
+    last = (await connection.execute(newest.order_by(audit.c.sequence.desc()).limit(1))).one()
+    entry = AuditEntry(_CUT, "audit", f"1 to {last.sequence}", start, last._asdict())
+    revision = (await connection.execute(select(func.max(audit.c.revision)))).scalar_one()
+    await append(connection, [entry], Actor("clean-up", reason=f"older than {days} days"), revision, now)
+    removed = await connection.execute(delete(audit).where(audit.c.sequence <= last.sequence))
+    await connection.execute(update(audit_start).values(sequence=last.sequence, digest=last.digest))
     return removed.rowcount
 
 
@@ -136,11 +171,18 @@ _FIELDS = tuple(column.name for column in audit.c if column.name != "digest")
 _DIGESTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
+async def _start(connection: AsyncConnection) -> dict[str, Any]:
+    """Return the sequence and the digest of the entry before the first one."""
+    start = await connection.execute(select(audit_start.c.sequence, audit_start.c.digest))
+    return dict(start.mappings().one())
+
+
 async def _end(connection: AsyncConnection) -> tuple[int, str]:
     newest = select(audit.c.sequence, audit.c.digest).order_by(audit.c.sequence.desc()).limit(1)
     row = (await connection.execute(newest)).one_or_none()
     if row is None:
-        row = (await connection.execute(select(audit_start.c.sequence, audit_start.c.digest))).one()
+        start = await _start(connection)
+        return start["sequence"], start["digest"]
     return row.sequence, row.digest
 
 

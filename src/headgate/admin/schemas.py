@@ -271,6 +271,12 @@ ANSWERS: dict[str, Described] = {
     "rotate_key": _NEW_KEY,
     "list_audit": _page(*_named("audit_entry")),
     "verify_audit": record(
-        {"intact": (YES_OR_NO, True), "entries": (WHOLE, 7), "last": (TEXT, "51ab..."), "fault": (TEXT, "")}
+        {
+            "intact": (YES_OR_NO, True),
+            "entries": (WHOLE, 7),
+            "last": (TEXT, "51ab..."),
+            "fault": (TEXT, ""),
+            "removed": (WHOLE, 0),
+        }
     ),
 }

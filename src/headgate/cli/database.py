@@ -49,8 +49,8 @@ def _add_audit(commands: Commands) -> None:
         "verify",
         _verify_audit,
         "say whether the audit trail was tampered with",
-        more="An entry that was changed, or removed from the middle, shows by itself. Entries removed at the end\n"
-        "show only if a digest that was noted elsewhere is missing: --contains.\n\n"
+        more="An entry that was changed or removed shows, unless it was at the end, or somebody computed all digests\n"
+        "anew: that shows only if a digest that was noted elsewhere is missing: --contains.\n\n"
         "Exit codes: 0 intact, 1 tampered with, 2 wrong usage.",
         examples="headgate audit verify\nheadgate audit verify --contains DIGEST   # one that was noted elsewhere",
     )
@@ -95,7 +95,8 @@ def _verify_audit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.json:
         terminal.say_json(answer)
     elif answer["intact"]:
-        terminal.say(terminal.styled(f"intact: {answer['entries']} entries", "green"))
+        older = f", and {answer['removed']} older ones removed by the retention" if answer["removed"] else ""
+        terminal.say(terminal.styled(f"intact: {answer['entries']} entries{older}", "green"))
         terminal.say(f"the last digest, to note elsewhere: {answer['last']}")
     else:
         terminal.complain(terminal.styled(f"tampered with: {answer['fault']}", "red", err=True))

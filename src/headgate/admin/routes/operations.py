@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 from litestar import MediaType, Response, delete, get, post
+from litestar.exceptions import PermissionDeniedException
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
 from headgate.admin.keys import ApiKey, KeyRole
@@ -76,6 +77,7 @@ async def revoke_key(admin: Admin, request: JsonRequest, key_id: Name) -> None:
 @get("/audit", opt=VIEWER, summary="Who changed what")
 async def list_audit(
     admin: Admin,
+    request: JsonRequest,
     actor: FromQuery[str | None] = None,
     action: FromQuery[str | None] = None,
     kind: FromQuery[str | None] = None,
@@ -85,8 +87,12 @@ async def list_audit(
     offset: Offset = 0,
     limit: Limit = 100,
 ) -> Json:
-    """Return the audit trail, the newest first."""
-    given = {"actor": actor, "action": action, "kind": kind, "subject": subject, "since": since, "until": until}
+    """Return the audit trail, the newest first. What it says about keys is for admins."""
+    without = None if request.scope["state"]["key"].role.includes(KeyRole.ADMIN) else "key"
+    if kind == without == "key":
+        raise PermissionDeniedException("what happened to keys is shown to keys of the role admin")
+    given: Json = {"actor": actor, "action": action, "kind": kind, "subject": subject, "since": since, "until": until}
+    given["without"] = without
     filters = {name: value for name, value in given.items() if value is not None}
     return (await admin.audit(filters, offset, limit))._asdict()
 
