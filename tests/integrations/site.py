@@ -69,6 +69,18 @@ class Method(View):  # type: ignore[misc]
         return HttpResponse("method")
 
 
+class Bare(View):  # type: ignore[misc]
+    @limit("1/minute")
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("bare")
+
+
+class AsyncBare(View):  # type: ignore[misc]
+    @limit("1/minute")
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("bare")
+
+
 @limit("2/minute", count_when=lambda response: response.status_code == 401)
 def login(request: HttpRequest) -> HttpResponse:
     return HttpResponse(status=200 if request.GET["word"] == "right" else 401)
@@ -97,6 +109,8 @@ urlpatterns: list[Any] = [
     path("items", Items.as_view()),
     path("items-async", AsyncItems.as_view()),
     path("method", Method.as_view()),
+    path("bare", Bare.as_view()),
+    path("bare-async", AsyncBare.as_view()),
     path("login", login),
     path("broken", broken),
     path("stream", stream),

@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.test.utils import override_settings
 
-from headgate import AddressReader, InvalidQuota, UnknownRule, load_rules
+from headgate import AddressReader, InvalidQuota, UnknownRule, UsageError, load_rules
 from headgate.integrations.django import _SITE, RateLimitMiddleware, limit, reset
 from headgate.testing import ManualClock
 from headgate.web.errors import InvalidSettings
@@ -162,10 +162,16 @@ def test_the_decorator_works_without_the_middleware() -> None:
 
 
 @pytest.mark.parametrize("is_async", KINDS)
-def test_classes_have_limits_of_their_own_without_the_middleware(is_async: bool) -> None:
-    with override_settings(MIDDLEWARE=[]):
-        paths = ["/items", "/items-async", "/method"]
-        assert statuses(is_async, *paths, *paths) == [200] * 3 + [429] * 3
+@pytest.mark.parametrize("middleware", [[], conf.settings.MIDDLEWARE])
+def test_classes_have_limits_of_their_own_with_the_middleware_and_without(middleware: Any, is_async: bool) -> None:
+    with override_settings(MIDDLEWARE=middleware):
+        paths = ["/items", "/items-async", "/method", "/bare", "/bare-async"]
+        assert statuses(is_async, *paths, *paths) == [200] * 5 + [429] * 5
+
+
+def test_a_limit_of_a_view_on_another_function_says_what_is_wrong() -> None:
+    with pytest.raises(UsageError, match="its first argument is no request"):
+        limit("1/minute")(len)("text")
 
 
 def test_methods_in_threads_ask_redis_in_the_loop_that_the_middleware_is_in() -> None:

@@ -150,6 +150,37 @@ def test_a_decorated_route_needs_no_parameter_and_keeps_its_own() -> None:
     assert [each["name"] for each in parameters] == ["item", "size"]
 
 
+def test_a_key_may_be_in_the_body_which_the_endpoint_still_gets() -> None:
+    async def by_user(request: Any) -> Any:
+        return (await request.json()).get("user")
+
+    app, key = application(), {"key": by_user}
+
+    @app.post("/dependency", dependencies=[Depends(limit("1/minute", **key))])  # type: ignore[arg-type]
+    async def with_model(body: dict[str, Any]) -> Any:
+        return body
+
+    @app.post("/decorated")
+    @limited("1/minute", **key)  # type: ignore[arg-type]
+    async def with_request(request: Request) -> Any:
+        return await request.json()
+
+    client = client_of(app)
+    for path in ("/dependency", "/decorated"):
+        bodies = [{"user": "ada", "more": "x" * 100_000}, {"user": "ada"}, {"user": "bob"}, {"user": ""}]
+        answers = [client.post(path, json=body) for body in bodies]
+        assert [answer.status_code for answer in answers] == [200, 429, 200, 400]
+        assert answers[0].json() == bodies[0]
+
+
+def test_a_limit_without_depends_limits_all_the_same() -> None:
+    forgotten: Any = limit("1/minute")
+    for dependencies, default in (([forgotten], None), ([], forgotten)):
+        app = application()
+        app.get("/", dependencies=dependencies)(lambda _=default: "hello")
+        assert statuses(app, "/", "/") == [200, 429]
+
+
 def test_included_routers_limit_each_route_or_all_of_them_together() -> None:
     app = application()
     each = APIRouter(prefix="/each", dependencies=[Depends(limit("1/minute"))])

@@ -118,6 +118,13 @@ def test_an_application_factory_and_its_configuration() -> None:
     assert statuses(one, "/", "/") == [200, 429]
 
 
+def test_settings_may_be_given_with_an_application() -> None:
+    limits, app = RateLimits(limits="3/minute"), Flask(__name__)
+    limits.init_app(app, limits="1/minute", clock=ManualClock())
+    app.get("/")(lambda: "hello")
+    assert statuses(app, "/", "/") == [200, 429]
+
+
 def test_blueprints_limit_each_view_or_all_of_them_together() -> None:
     app, limits = application()
     each, together = Blueprint("each", __name__), Blueprint("together", __name__)

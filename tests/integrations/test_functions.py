@@ -161,6 +161,18 @@ def test_an_asynchronous_generator_counts_once_and_never_blocks_the_loop() -> No
     assert closed == ["broken", "a"]
 
 
+def test_a_call_that_is_refused_has_its_key_and_mentions_the_function() -> None:
+    @limited("1/minute", key=lambda user: f"user:{user}")
+    def send(user: str) -> str:
+        return user
+
+    send("ada")
+    with pytest.raises(LimitExceeded, match="exceeded for 'user:ada'") as caught:
+        send("ada")
+    assert caught.value.key == "user:ada"
+    assert "send" in caught.value.__notes__[0]
+
+
 def test_what_is_left_of_an_asynchronous_generator_is_closed() -> None:
     closed: list[int] = []
 

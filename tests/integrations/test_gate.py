@@ -464,6 +464,41 @@ def test_a_budget_is_of_quotas_or_of_a_rule() -> None:
     assert Budget(limits=[Quota(5, 60_000_000), "10/hour"]).functions == ()
 
 
+def test_rules_for_all_routes_and_quotas_for_one_are_taken_together_or_not_at_all() -> None:
+    own = Budget(limits="3/minute", name="own")
+    engine = Engine(load_rules(RULES), clock=ManualClock())
+    key = {"key": lambda request: request["user"]}
+    for found in (gate(rules=load_rules(RULES), **key), Gate({"engine": engine, "store": "memory", **key})):  # type: ignore[typeddict-item]
+        found.know(own)
+        both = (*found.budgets, own)
+        assert passed(found, 5, *both, user="ada") == 2
+        assert passed(found, 5, own, user="ada") == 1  # what the rule refused took nothing
+        assert entered(found, *both, user="bob") is None
+        assert entered(found, *both, user="ada").ruling.rule_id == "per-user"  # type: ignore[union-attr]
+        assert passed(found, 5, own, user="bob") == 2
+        assert entered(found, *both, user="bob").ruling.rule_id == "own"  # type: ignore[union-attr]
+        assert passed(found, 5, *found.budgets, user="bob") == 1  # the refused one was given back
+        found.reset("ada", "own", limits="3/minute")
+        assert passed(found, 5, own, user="ada") == 3
+        found.close()
+
+
+def test_a_budget_that_is_left_out_of_a_route_does_not_leave_its_name_to_another() -> None:
+    found = gate()
+    budgets = Budget(limits="1/minute", exempt=lambda request: "free" in request), Budget(limits="5/minute")
+    assert passed(found, 3, *budgets, free="yes") == 3
+    assert passed(found, 3, *budgets) == 1
+
+
+def test_a_cost_that_is_none_is_an_error_that_names_its_function() -> None:
+    def weight(request: Any) -> Any:
+        return {"less": -1, "half": 0.5}[request["user"]]
+
+    for user in ("less", "half"):
+        with pytest.raises(InvalidCost, match=r"not (-1|0\.5), which <function .*weight"):
+            entered(gate(), Budget(limits="5/minute", cost=weight), user=user)
+
+
 async def a_key(request: Any) -> str:
     await asyncio.sleep(0)
     return str(request["user"])

@@ -8,7 +8,8 @@
     @app.get("/search", dependencies=[Depends(limit("5/minute"))])
     def search(): ...
 
-Functions, such as `key`, get the `HTTPConnection` of Starlette: the request, or the WebSocket connection.
+Functions, such as `key`, get the `HTTPConnection` of Starlette: the request, or the WebSocket connection. Those of a
+route get the `Request` of the endpoint, and may read its body: ``(await request.json()).get("user")``.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Limit(_Depends):  # type: ignore[misc]
         scope = connection.scope
         route = _route_of(scope, self._budgets)
         if (self.budget.replaces or not route.replaces) and not _passes(scope, self._budgets, route.name):
-            await _enter(scope, self._budgets, route.name)
+            await _enter(connection, self._budgets, route.name)
 
 
 def limit(limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Limit:
@@ -153,7 +154,7 @@ def _guarded(function: Callable[..., Any], budgets: Sequence[Budget]) -> Callabl
         ):  # one of several functions that serve the route
             route = f"{route}:{own}"
         if not _passes(connection.scope, budgets, route):
-            await _enter(connection.scope, budgets, route)
+            await _enter(connection, budgets, route)
         if is_async:
             return await function(*args, **kwargs)
         return await run_in_threadpool(function, *args, **kwargs)
@@ -173,9 +174,11 @@ def _passes(scope: Scope, budgets: Sequence[Budget], route: str) -> bool:
     return refusal is None
 
 
-async def _enter(scope: Scope, budgets: Sequence[Budget], route: str) -> None:
+async def _enter(connection: HTTPConnection, budgets: Sequence[Budget], route: str) -> None:
     """Take what budgets of a route cost. Raises RateLimited."""
+    scope = connection.scope
     visit: Visit = scope[VISIT]
+    visit.subject, visit.present = connection, None  # the endpoint's own: it keeps a body that a key function reads
     gate: Any = visit.gate
     gate.know(*budgets)
     refusal = await gate.enter(visit, budgets, route)
