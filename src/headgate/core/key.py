@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from headgate.core.errors import InvalidKey
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from headgate.core.plan import Plan
     from headgate.core.quota import Quota
 
@@ -64,10 +66,16 @@ def once_token(plan: Plan, cost: int, idempotency_key: object) -> bytes:
     They tell apart the limits of the plan (not how high they are), who asks, the cost and the key: the parts are
     hashed each with its length before it. Raises InvalidKey.
     """
-    parts = [b"%d" % cost, checked_once(idempotency_key).encode()]
+    parts = [f"{cost}", checked_once(idempotency_key)]
     for limit in plan:
         principal = limit.principal
-        parts += [limit.space.encode(), b"#" + principal if isinstance(principal, bytes) else b"=" + principal.encode()]
+        parts += [limit.space, f"#{principal.hex()}" if isinstance(principal, bytes) else f"={principal}"]
+    return digest_of(parts)
+
+
+def digest_of(texts: Iterable[str]) -> bytes:
+    """Return 16 bytes that tell these texts, in this order, from all others."""
+    parts = [text.encode() for text in texts]
     return blake2b(b"".join([b"%d:%b" % (len(part), part) for part in parts]), digest_size=16).digest()
 
 

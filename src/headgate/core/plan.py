@@ -83,12 +83,15 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     cost: int = 1
     """Units, as `checked_cost` has checked them; RESET has none."""
     token: bytes = b""
-    """Of CHECK_ONCE: that of `headgate.core.key.once_token` for this plan and cost."""
+    """Of CHECK_ONCE: names the request, such as that of `headgate.core.key.once_token` for a plan and cost."""
     charge: Charge | None = None
     """Of REFUND, if it names one."""
     shadow: tuple[Plan, ...] = ()
     """Of CHECK and PEEK: plans that are only tried out, in the same step. If the call's own plan passes, or is empty,
     each of them does on its own what the verb says; else it is only looked at."""
+    caller: Principal = ""
+    """Of CHECK_ONCE: whose record it is, if not that of the first limit. With the same token and other limits, an
+    admission is answered that names what these have, and takes nothing."""
 
 
 def refund_of(plan: Plan, decision: Decision) -> Call:
@@ -97,6 +100,16 @@ def refund_of(plan: Plan, decision: Decision) -> Call:
         return Call(Verb.PEEK, plan, 1)
     charge = Charge(tuple([part.taken_at_us for part in decision.limits]), decision.degraded)
     return Call(Verb.REFUND, plan, decision.taken, charge=charge)
+
+
+def replayed(plan: Plan, states: States, now: int) -> Decision:
+    """Return the admission of a request that other limits admitted before: what these have. Nothing is taken."""
+    return combine([limit.quota.step(state, 0, now)[1] for limit, state in zip(plan, states, strict=True)])
+
+
+def places_of(plan: Plan) -> int:
+    """Return a number that tells the keys of a plan from those of others, in this process."""
+    return hash(tuple([(limit.space, limit.principal) for limit in plan]))
 
 
 def part_of(call: Call, places: Sequence[int]) -> Call:

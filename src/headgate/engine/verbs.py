@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from copy import copy
 from itertools import islice
 from time import perf_counter_ns, time_ns
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -21,7 +21,7 @@ from msgspec import structs
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidRule, InvalidStore, UsageError
-from headgate.core.key import checked_once, once_token
+from headgate.core.key import Principal, bounded, checked_once, digest_of
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.plan import Call, Limit, Plan, Verb, combine
@@ -41,11 +41,11 @@ from headgate.engine.together import JointRequest, selected, together
 from headgate.live import Live, LoadStatistics
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain, why_not_reset
-from headgate.policy.facts import check_text
+from headgate.policy.facts import check_text, facts_of
 from headgate.policy.live import LivePolicy, rules_file
 from headgate.policy.model import Ruleset
 from headgate.policy.prepared import rule_id_of
-from headgate.policy.request import Request, principal_name
+from headgate.policy.request import APIKEY, ENDPOINT, IP, USER, Request, principal_name
 from headgate.policy.selection import Selection, Verdict
 from headgate.stores.wrapping import Refund
 
@@ -189,7 +189,8 @@ class Verbs:
     ) -> Flow[Ruling]:
         """Go on with a check that takes no call, or several."""
         call = Call(verb, (), asked.request.cost)
-        ruling = yield from ruled(asked.selection, call, asked.policy.version, idempotency_key)
+        once = _once(asked.request, idempotency_key) if verb is Verb.CHECK_ONCE else None
+        ruling = yield from ruled(asked.selection, call, asked.policy.version, once)
         if self.observer is not None:
             self.observer.decided(ruling, asked.request, perf_counter_ns() - began)
         return ruling
@@ -340,7 +341,31 @@ def checked_mode(given: object, name: str = "on_store_failure") -> Mode:
     raise InvalidStore(f"{name} must be one of {', '.join(Mode)}, not {short(given)}")
 
 
-def ruled(selection: Selection, what: Call, version: int, idempotency_key: str = "") -> Flow[Ruling]:
+class _Once(NamedTuple):
+    """What a request with an idempotency key is remembered by."""
+
+    caller: Principal
+    token: bytes
+
+    def named(self, call: Call, shadow: str = "") -> Call:
+        """Return a call that is made once, for the rules that decide or for a shadow rule."""
+        token = digest_of([self.token.hex(), shadow]) if shadow else self.token
+        return msgspec.structs.replace(call, token=token, caller=self.caller)
+
+
+def _once(request: Request, idempotency_key: str) -> _Once:
+    """Return what a request is remembered by: its caller and what it asks for, whatever limits apply to it.
+
+    The caller is the user, else the API key, else the address; else all that is known of the request.
+    """
+    facts = facts_of(request)
+    name = next((name for name in (USER, APIKEY, IP) if name in facts), "")
+    caller = [name, facts[name]] if name else [each for fact in sorted(facts.items()) for each in fact]
+    asked = [f"{request.cost}", idempotency_key, facts[ENDPOINT], request.method.upper(), request.rule_id]
+    return _Once(bounded(facts[name]) if name else "", digest_of([*asked, *caller]))
+
+
+def ruled(selection: Selection, what: Call, version: int, once: _Once | None = None) -> Flow[Ruling]:
     """Ask the store what the policy says is to be asked.
 
     Enforced limits are all or nothing. Shadow rules take their cost where the request passes, each on its own, as they
@@ -352,7 +377,7 @@ def ruled(selection: Selection, what: Call, version: int, idempotency_key: str =
         selection: what applies to a request.
         what: the verb and the cost, which are the same for all calls.
         version: of the policy.
-        idempotency_key: of CHECK_ONCE.
+        once: of CHECK_ONCE.
     """
     cost = what.cost
     verb = what.verb if cost else Verb.PEEK  # it takes nothing, and gives nothing back
@@ -368,22 +393,20 @@ def ruled(selection: Selection, what: Call, version: int, idempotency_key: str =
         looked, told = iter(answers), iter(decision.shadow if decision is not None else ())
     else:
         if enforced.plan:
-            (decision,) = yield (_named(Call(verb, enforced.plan, cost), idempotency_key),)
+            call = Call(verb, enforced.plan, cost)
+            (decision,) = yield (once.named(call) if once else call,)
         after = verb if decision is None or decision.allowed else Verb.PEEK
-        calls = [*hopeless, *[_named(Call(after, limits.plan, cost), idempotency_key) for limits in tried]]
+        calls = list(hopeless)
+        for limits in tried:
+            call = Call(after, limits.plan, cost)
+            rule_id = rule_id_of(limits.plan[0].space)
+            calls.append(once.named(call, rule_id) if once and after is Verb.CHECK_ONCE else call)
         answers = list((yield calls) if calls else ())
         looked, told = iter(answers[: len(hopeless)]), iter(answers[len(hopeless) :])
     shadow = shadow_limits(
         selection.shadow, [next(looked) if limits.too_small else next(told) for limits in selection.shadow]
     )
     return ruling_of(selection, decision if enforced.plan else None, version, shadow)
-
-
-def _named(call: Call, idempotency_key: str) -> Call:
-    """Return a call that is made once for a key, if that is its verb. Raises InvalidKey."""
-    if call.verb is Verb.CHECK_ONCE:
-        return msgspec.structs.replace(call, token=once_token(call.plan, call.cost, idempotency_key))
-    return call
 
 
 def used_up(plan: Plan, cost: int) -> Flow[None]:

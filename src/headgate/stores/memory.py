@@ -198,11 +198,13 @@ class MemoryStore:
             return made
         if verb is not _CHECK_ONCE:
             return self._decide(call, now)
-        decision = self._once.find(call.token, now)
+        decision, places = self._once.find(call.token, now), plans.places_of(plan)
+        if decision is not None and not self._once.is_of(call.token, places):
+            return plans.replayed(plan, [self._find(limit, len(plan))[2] for limit in plan], now)
         if decision is None:
             decision = self._decide(call, now)
             if decision.allowed:
-                self._once.keep(call.token, decision, now)
+                self._once.keep(call.token, decision, now, places)
                 self._due_after(now + ONCE_US)
         return decision
 
@@ -434,7 +436,7 @@ class Admissions:
 
     def __init__(self, most: int) -> None:
         # With the time when each ends, the oldest first. (A plain dict is slow to find its first key after deletions.)
-        self._kept: OrderedDict[bytes, tuple[int, Decision]] = OrderedDict()
+        self._kept: OrderedDict[bytes, tuple[int, Decision, int]] = OrderedDict()
         self._most = most
 
     def __len__(self) -> int:
@@ -442,22 +444,30 @@ class Admissions:
 
     def find(self, token: bytes, now: int) -> Decision | None:
         """Return the answer that goes with `token`, if it is remembered."""
-        until, decision = self._kept.get(token, (now, None))
+        until, decision, _ = self._kept.get(token, (now, None, 0))
         return decision if now < until else None
 
-    def keep(self, token: bytes, decision: Decision, now: int) -> None:
+    def is_of(self, token: bytes, places: int) -> bool:
+        """Whether the answer that goes with `token` is one of these limits; see `headgate.core.plan.places_of`."""
+        return self._kept[token][2] == places
+
+    def keep(self, token: bytes, decision: Decision, now: int, places: int = 0) -> None:
         """Remember an answer given `now`."""
         self._kept.pop(token, None)  # an answer that ended, which must not keep its place among the oldest
         if len(self._kept) >= self._most:
             self._kept.popitem(last=False)
-        self._kept[token] = now + ONCE_US, msgspec.structs.replace(decision)  # as it was, also once it is refunded
+        self._kept[token] = (
+            now + ONCE_US,
+            msgspec.structs.replace(decision),
+            places,
+        )  # as it was, also once it is refunded
 
     def drop_ended(self, now: int) -> bool:
         """Forget the oldest answer if it has ended; says whether it had.
 
         After the clock was set back, answers that end earlier may be behind it; those wait for their turn.
         """
-        for until, _ in self._kept.values():
+        for until, _, _ in self._kept.values():
             if until <= now:
                 self._kept.popitem(last=False)
                 return True

@@ -337,6 +337,24 @@ class StoreConformance(WithStore):
         assert store.run(Call(Verb.CHECK_ONCE, raised, 2, token)).remaining == first.remaining
         assert store.run(Call(Verb.PEEK, raised)).remaining == 9
 
+    def test_check_once_takes_nothing_from_other_limits_that_come_with_a_token(self, store: Store) -> None:
+        """It answers what they have, however little that is, and names nothing that could be given back."""
+        user, address = family(Quota(5, 3600 * SECOND)).plan("ada"), family(Quota(2, 3600 * SECOND))
+        token, one, other = b"one request 1234", address.plan("192.0.2.1"), address.plan("192.0.2.2")
+        first = store.run(Call(Verb.CHECK_ONCE, (*user, *one), 2, token, caller="ada"))
+        store.run(Call(Verb.CHECK, other, 2))
+        for plan, left in (((*user, *other), [3, 0]), (other, [0])):
+            again = store.run(Call(Verb.CHECK_ONCE, plan, 2, token, caller="ada"))
+            assert (again.allowed, again.taken, again.retry_after_us) == (True, 0, 0)
+            assert [part.remaining for part in again.limits] == left
+        assert store.run(Call(Verb.CHECK_ONCE, (*user, *one), 2, token, caller="ada")) == first
+        assert store.run(Call(Verb.CHECK_ONCE, user, 2, token, caller="ada")).remaining == 3
+        assert store.run(Call(Verb.PEEK, user)).remaining == 3
+        alone = b"another of no one"
+        assert store.run(Call(Verb.CHECK_ONCE, address.plan("192.0.2.3"), 2, alone, caller="ada"))
+        again = store.run(Call(Verb.CHECK_ONCE, address.plan("192.0.2.4"), 2, alone, caller="ada"))
+        assert (again.allowed, again.taken, again.remaining) == (True, 0, 2)
+
     def test_check_once_takes_from_all_limits_of_a_plan_or_none(self, store: Store, clock: ManualClock) -> None:
         plan = family(Quota(5, SECOND), Quota(3, 60 * SECOND, algorithm=Algorithm.FIXED_WINDOW)).plan("user")
         token, other = once_token(plan, 2, "one"), once_token(plan, 2, "other")

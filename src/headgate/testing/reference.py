@@ -6,7 +6,7 @@ from headgate.clock import Clock
 from headgate.core.algorithms import State
 from headgate.core.decision import Decision
 from headgate.core.key import ONCE_US, Principal
-from headgate.core.plan import Call, Family, Verb, decide, shadowed
+from headgate.core.plan import Call, Family, Verb, decide, places_of, replayed, shadowed
 from headgate.flows import drive
 from headgate.stores.base import Check
 from headgate.stores.wrapping import plain_check
@@ -18,7 +18,7 @@ class ReferenceStore:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.states: dict[tuple[str, Principal], State] = {}
-        self.answers: dict[bytes, tuple[int, Decision]] = {}
+        self.answers: dict[bytes, tuple[int, Decision, int]] = {}
         """Of `check_once`, each with the time when it ends."""
 
     def run(self, call: Call) -> Decision:
@@ -27,11 +27,13 @@ class ReferenceStore:
         if call.verb is not Verb.CHECK_ONCE:
             return self._decide(call)
         now = self.clock.now()
-        until, decision = self.answers.get(call.token, (now, None))
+        until, decision, places = self.answers.get(call.token, (now, None, 0))
         if decision is None or until <= now:
             decision = self._decide(call)
             if decision.allowed:
-                self.answers[call.token] = now + ONCE_US, decision
+                self.answers[call.token] = now + ONCE_US, decision, places_of(call.plan)
+        elif places != places_of(call.plan):
+            return replayed(call.plan, [self.states.get((each.space, each.principal)) for each in call.plan], now)
         return decision
 
     def bind(self, family: Family) -> Check:

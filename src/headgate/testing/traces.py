@@ -129,7 +129,7 @@ class _Machine(RuleBasedStateMachine):
     def nothing_to_forget(self) -> bool:
         """Is no state void, no answer too old? A store may have forgotten it, and no clock brings it back."""
         now = self.clock.now()
-        if any(until <= now for until, _ in self.reference.answers.values()):
+        if any(until <= now for until, *_ in self.reference.answers.values()):
             return False
         limits = (*self._plan("a"), *self._shadow("a")) if self.quotas else ()
         kept = {limit.space: limit.quota for limit in limits}

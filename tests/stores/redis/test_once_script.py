@@ -88,28 +88,21 @@ def test_a_refusal_is_not_repeated_once_its_time_is_over(script: Script, quota: 
     assert script.once(plan, 2, START + refusal.retry_after_us, token(plan, "a"))
 
 
-def test_a_plan_of_other_limits_does_not_get_the_answer_of_fewer(script: Script) -> None:
-    one, two = Quota(5, SECOND), Quota(5, 60 * SECOND)
-    name = family(one).spaces[0].partition("|")[0]
-    narrow, wide = Family(name, [one]).plan("user"), Family(name, [one, two]).plan("user")
-    script.once(narrow, 1, START, token(narrow, "a"))
-    decision = script.once(wide, 1, START, token(wide, "a"))
-    assert [part.remaining for part in decision.limits] == [3, 4]
-
-
 def test_a_record_lives_for_five_minutes(script: Script, server: RedisServer) -> None:
     plan = family(*QUOTAS[:3]).plan("user")
     script.once(plan, 1, START, token(plan, "a"))
-    record = record_key(plan, token(plan, "a")).decode()
+    record = record_key(Call(Verb.CHECK_ONCE, plan, token=token(plan, "a"))).decode()
     assert 290_000 < int(server.command("PTTL", record)) <= 300_000
     assert not script.once(plan, 5, START, token(plan, "b"))
-    assert server.command("EXISTS", record_key(plan, token(plan, "b")).decode()) == "0"
+    refused = record_key(Call(Verb.CHECK_ONCE, plan, token=token(plan, "b"))).decode()
+    assert server.command("EXISTS", refused) == "0"
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=140), st.binary(min_size=16, max_size=16))
 def test_a_record_is_in_the_slot_of_its_plan_and_nowhere_else(principal: str, digest: bytes) -> None:
     plan = Family("name", [Quota(5, SECOND)]).plan(principal)
-    limit, record = key_of(plan[0].space, bounded(principal)), record_key(plan, digest)
+    call = Call(Verb.CHECK_ONCE, plan, token=digest)
+    limit, record = key_of(plan[0].space, bounded(principal)), record_key(call)
     tag, _, _ = limit.partition(b"}")
     assert record == tag + b"}!" + digest.hex().encode()
 

@@ -102,8 +102,9 @@ def pause(left: float) -> float:
 
 def query_slot(query: Query) -> int:
     """Return the slot of the keys of a query."""
-    plan = query.call.plan or query.call.shadow[0]
-    return slot_of(script.key_of("", plan[0].principal))
+    call = query.call
+    principal = call.plan[0].principal if call.plan else script.home_of(call)
+    return slot_of(script.key_of("", principal))
 
 
 def probes(slots: SlotMap) -> Iterator[Query]:

@@ -62,7 +62,9 @@ UNANSWERED = "storage_unavailable"
 _CHECK, _CHECK_ONCE = Verb.CHECK, Verb.CHECK_ONCE  # a name is found faster than a member
 _LETTERS = {Verb.CHECK: b"c", Verb.CHECK_ONCE: b"o", Verb.PEEK: b"p", Verb.REFUND: b"r", Verb.RESET: b"x"}
 _ATTEMPTS = {Verb.CHECK: b"C", Verb.CHECK_ONCE: b"O", Verb.REFUND: b"b"}
-_GIVE_BACK, _TRY_OUT = b"u", b"s"
+_GIVE_BACK, _TRY_OUT, _FIND = b"u", b"s", b"q"
+_REPLAYED = 2
+"""What `allowed` is where a request was admitted before, by other limits, so that these take nothing."""
 _PRESSURES = (Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED)
 _HEAD = Struct("<cHBdd")
 _QUOTA = Struct("<10d")
@@ -101,6 +103,8 @@ def query(call: Call, *, attempt: bool = False) -> Query:
     letter = (_ATTEMPTS if attempt else _LETTERS)[verb]
     if call.charge is not None and not attempt:
         letter = _GIVE_BACK
+    elif call.token and verb is Verb.PEEK:
+        letter, charge = _FIND, cost
     kind: list[object] = [letter, cost]
     if call.shadow:
         kind.append(len(limits))  # never an identity
@@ -122,7 +126,7 @@ def query(call: Call, *, attempt: bool = False) -> Query:
     if call.token or call.charge is not None:
         prepared = _prepare(call, letter)
         if call.token:
-            frames.append(bulk(record_key(call.plan, call.token)).decode())
+            frames.append(bulk(record_key(call)).decode())
     else:
         prepared = _prepared.get(tuple(kind)) or _keep(tuple(kind), _prepare(call, letter))
     arguments, plan_count, replicas, size, _ = prepared
@@ -141,12 +145,17 @@ def key_of(space: str, principal: Principal) -> bytes:
     return f"hg1:{{={escaped}}}{space}".encode()
 
 
-def record_key(plan: Plan, token: bytes) -> bytes:
-    """Return the key of what was answered to the request that `token` stands for, in the slot of the first limit.
+def record_key(call: Call) -> bytes:
+    """Return the key of what was answered to the request that a token names, in the slot of the caller.
 
     No limit has that key: a name has no exclamation mark.
     """
-    return key_of(f"!{token.hex()}", plan[0].principal)
+    return key_of(f"!{call.token.hex()}", home_of(call))
+
+
+def home_of(call: Call) -> Principal:
+    """Return the principal in whose slot the record of a call is; of one without limits, the call itself."""
+    return call.caller or (call.plan or call.shadow[0])[0].principal
 
 
 _Part: TypeAlias = tuple[bytes, Plan, int, int]
@@ -158,7 +167,7 @@ def _parts(call: Call, letter: bytes) -> list[_Part]:
     verb, plan, token, charge, shadow = call.verb, call.plan, call.token, call.charge, call.shadow
     since = 0 if charge is None else min(charge.taken_at)
     tried = _TRY_OUT if plan and verb is _CHECK else letter
-    own: list[_Part] = [(letter, plan, 1 if token else 0, since)] if plan else []
+    own: list[_Part] = [(letter, plan, 1 if token else 0, since)] if plan or token else []
     return own + [(tried, each, 0, 0) for each in shadow]
 
 
@@ -173,7 +182,7 @@ def _prepare(call: Call, letter: bytes) -> _Prepared:
     quotas = [limit.quota for plan in (call.plan, *call.shadow) for limit in plan]
     arguments = b"" if any(quota.calendar for quota in quotas) else arguments_at(call, letter, None)
     count = len(_parts(call, letter))
-    replicas = 0 if letter == b"p" else max([limit.quota.replicas for limit in call.plan], default=0)
+    replicas = 0 if letter in b"pq" else max([limit.quota.replicas for limit in call.plan], default=0)
     return arguments, count, replicas, count + 6 * len(quotas), quotas
 
 
@@ -295,18 +304,22 @@ def _decision(plan: Plan, charge: int, numbers: Sequence[int], at: int) -> Decis
         now, allowed, remaining, retry, reset, pressure, delay = numbers[at : at + 7]
         quota = plan[0].quota
         if allowed:
+            charge = 0 if allowed == _REPLAYED else charge
             return Decision(
                 True, quota.capacity, remaining, retry, reset, _PRESSURES[pressure], quota, delay, charge, now
             )
         return Decision(False, quota.capacity, remaining, retry, reset, _PRESSURES[pressure], quota, delay)
     now, found = numbers[at], []
-    taken = 0 if 0 in numbers[at + 1 : at + 1 + 6 * len(plan) : 6] else charge
+    if not plan:
+        return msgspec.structs.replace(combine(()), allowed=now > 0)
+    passed = numbers[at + 1 : at + 1 + 6 * len(plan) : 6]
+    taken = 0 if 0 in passed or _REPLAYED in passed else charge
     for limit in plan:
         quota = limit.quota
         allowed, remaining, retry, reset, pressure, delay = numbers[at + 1 : at + 7]
         at += 6
         state, when = _PRESSURES[pressure], now if allowed else 0
-        found.append(Decision(allowed == 1, quota.capacity, remaining, retry, reset, state, quota, delay, taken, when))
+        found.append(Decision(allowed > 0, quota.capacity, remaining, retry, reset, state, quota, delay, taken, when))
     return combine(found)
 
 

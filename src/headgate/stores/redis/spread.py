@@ -67,7 +67,7 @@ def is_spread(call: Call) -> bool:
     plan = call.plan
     if call.shadow or not plan:
         return True
-    first = plan[0].principal
+    first = call.caller or plan[0].principal
     return any(limit.principal != first for limit in plan)
 
 
@@ -109,6 +109,8 @@ def decide(call: Call) -> Flow:
 
 def _decided(call: Call) -> Flow:
     pieces = pieces_of(call.plan)
+    if call.caller:
+        return (yield from _once(call, pieces))
     if len(pieces) == 1:
         return (yield Step(call))
     if call.verb in {Verb.CHECK, Verb.CHECK_ONCE}:
@@ -123,24 +125,64 @@ def _tried_out(call: Call) -> Flow:
         return unanswered(call.plan)
 
 
+def _once(call: Call, pieces: list[Piece]) -> Flow:
+    """Decide a request that the caller may have made before.
+
+    Its record is in the caller's slot, which is asked first whether there is one, and last to take the cost and to make
+    it, in one step. In between, the other slots are asked as for any request; each has a record of its own part, for
+    requests that come again before the caller's record is made.
+    """
+    home = slot_of(key_of("", call.caller))
+    own = next((piece for piece in pieces if _slot(piece.plan[0]) == home), Piece((), ()))
+    if own.plan == call.plan:
+        return (yield Step(call))
+    others = [piece for piece in pieces if piece is not own]
+    seen = yield Step(Call(Verb.PEEK, own.plan, call.cost, call.token, caller=call.caller))
+    if not seen:
+        return (yield from _all_or_nothing(call, [*others, own]))
+    found = dict(zip(own.places, seen.limits, strict=False))
+    for piece in others:
+        part = msgspec.structs.replace(call, verb=Verb.PEEK, plan=piece.plan, caller="")
+        try:
+            decision = yield Step(part)
+            if not decision:  # it has no record of this request, which took nothing from it
+                decision = yield Step(Call(Verb.PEEK, piece.plan, call.cost))
+        except StoreError:
+            decision = unanswered(piece.plan)
+        found.update(zip(piece.places, decision.limits, strict=True))
+    return _replayed(call, found)
+
+
+def _replayed(call: Call, found: dict[int, Decision]) -> Decision:
+    """Return an admission again; if it was by other limits than these, it names nothing to be given back."""
+    parts = [found[place] for place in range(len(call.plan))]
+    if not all(part.taken for part in parts):
+        parts = [msgspec.structs.replace(part, allowed=True, retry_after_us=0, taken=0) for part in parts]
+    return combine(parts)
+
+
 def _all_or_nothing(call: Call, pieces: list[Piece]) -> Flow:
     """Take the cost from all limits if all admit it."""
     taken: list[tuple[Piece, int]] = []
     found: dict[int, Decision] = {}
     for number, piece in enumerate(pieces):
         try:
-            decision = yield Step(msgspec.structs.replace(call, plan=piece.plan), attempt=True)
+            caller = call.caller if number == len(pieces) - 1 else ""  # whose slot comes last
+            decision = yield Step(msgspec.structs.replace(call, plan=piece.plan, caller=caller), attempt=True)
         except StoreError as error:
             done, _ = yield from _undone(call, taken)
             if not done:
                 raise _unknown(error) from None
             raise
-        found.update(zip(piece.places, decision.limits, strict=True))
+        found.update(
+            zip(piece.places, decision.limits, strict=False)
+        )  # the caller's slot may have no limit of the plan
         if not decision:
             _, looked = yield from _undone(call, taken)
             found.update(looked)
             for other in pieces[number + 1 :]:
-                found.update((yield from _looked_at(other, call.cost)))
+                if other.plan:
+                    found.update((yield from _looked_at(other, call.cost)))
             break
         taken.append((piece, decision.taken_at_us))
     return combine([found[place] for place in range(len(call.plan))])

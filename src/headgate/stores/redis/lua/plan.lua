@@ -3,7 +3,7 @@
 -- KEYS   of each plan the keys of its limits, and that of its record if it has one; all keys are in one slot
 -- ARGV   [1] the time in microseconds, for tests; empty: this server's
 --        then one string per plan, packed without gaps:
---          verb, one letter: c check, p peek, r refund, x reset, o once, u refund a charge, s try out; C and O as c and
+--          verb, one letter: c check, p peek, r refund, x reset, o once, u refund a charge, s try out, q find; C and O as c and
 --          o, but they may be undone, and b undoes
 --          the number of its limits, two bytes, and of its records, 0 or 1, one byte
 --          cost, since: doubles
@@ -17,7 +17,9 @@
 --
 -- try out is a check if the last check before it in this call was an admission, else a peek
 -- once   checks, and keeps the answer as a record; finding one that is recent, it gives that answer and takes nothing.
---        A byte at the end of the record then counts the requests that go by it beside the one that made it
+--        A byte at the end of the record then counts the requests that go by it beside the one that made it. If the
+--        record is of other keys, allowed is 2 and the rest what the limits have now
+-- find   q: the answer of once if there is such a record, else zeros
 -- undo   makes it as if a check of this cost at the time `since`, C or O, had never been asked, and answers as a peek.
 --        With a record it does so for the last of the requests that go by it, and forgets the record
 --
@@ -177,7 +179,7 @@ local function decider()
       elseif verb == 'u' and now >= plan.since then
         ask(plan, index, -plan.cost, key, plan.since)
       else
-        if verb == 'u' then ask(plan, index, 0, key) else look(plan, index, key) end
+        if verb == 'u' or verb == 'q' then ask(plan, index, 0, key) else look(plan, index, key) end
         after[index] = before[index]
       end
       if not before[index] then after[index] = false end
@@ -214,19 +216,27 @@ local function decider()
     local count = plan.count
     local record = plan.records == 1 and KEYS[first + count + 1]
     if record or (count > 1 and (verb ~= 'c' or plan.logs)) then vet(KEYS[first + 1]) end
-    if verb == 'o' then
-      local recorded, size = call('GET', record), 8 + 48 * count
-      local whole = recorded and (#recorded == size or #recorded == size + 1)
-      if whole and now - unpack_from('<i8', recorded) < RECORD_US then
+    if verb == 'o' or verb == 'q' then
+      local recorded, size = call('GET', record), 48 + 48 * count
+      local keys = redis.sha1hex(concat(KEYS, ' ', first + 1, first + count))
+      if recorded and now - unpack_from('<i8', recorded) < RECORD_US then
+        if recorded:sub(size - 39, size) ~= keys then
+          decided(plan, 'q', first)
+          for index = 1, count do answers[index + 1] = pack('<i8', 2) .. answers[index + 1]:sub(9) end
+          return concat(answers, '', 1, count + 1)
+        end
         local others = (recorded:byte(size + 1) or 0) + 1
-        if others < 256 then call('SET', record, recorded:sub(1, size) .. string.char(others), 'KEEPTTL') end
-        return recorded:sub(1, size)
+        if verb == 'o' and others < 256 then
+          call('SET', record, recorded:sub(1, size) .. string.char(others), 'KEEPTTL')
+        end
+        return recorded:sub(1, size - 40)
       end
+      if verb == 'q' then return string.rep(pack('<i8', 0), 1 + 6 * count) end
       local answer, admitted = decided(plan, 'c', first)
-      if admitted then call('SET', record, answer, 'PX', RECORD_MS) end
+      if admitted then call('SET', record, answer .. keys, 'PX', RECORD_MS) end
       return answer
     elseif record then
-      local recorded, size = call('GET', record), 8 + 48 * count
+      local recorded, size = call('GET', record), 48 + 48 * count
       if not recorded or #recorded < size or unpack_from('<i8', recorded) ~= plan.since then
         return (decided(plan, 'p', first))
       end
