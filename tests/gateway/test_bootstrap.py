@@ -149,17 +149,17 @@ def test_what_may_be_shown_has_no_secrets(tmp_path: Path) -> None:
 
 def test_only_what_is_needed_is_asked(tmp_path: Path) -> None:
     _, least = made(tmp_path)
-    assert filters(least) == ["cors", "ext_authz", "router"]
+    assert filters(least) == ["fault", "cors", "ext_authz", "router"]
     _, all_of_it = made(tmp_path, **everything(tmp_path))
     asked = ["jwt_authn", "ext_authz", "rbac", "ratelimit", "header_to_metadata"]
-    assert filters(all_of_it) == ["cors", "header_mutation", *asked, "router"]
+    assert filters(all_of_it) == ["fault", "cors", "header_mutation", *asked, "router"]
     assert [each["name"] for each in manager(all_of_it, 1)["http_filters"]] == ["envoy.filters.http.router"]
 
 
 @pytest.mark.parametrize("on_failure", ["deny", "allow"])
 def test_whoever_is_not_decided_about_passes_only_if_the_file_says_so(tmp_path: Path, on_failure: str) -> None:
     _, resources = made(tmp_path, on_headgate_failure=on_failure)
-    authorization = manager(resources)["http_filters"][1]["typed_config"]
+    authorization = manager(resources)["http_filters"][2]["typed_config"]
     assert authorization["failure_mode_allow"] is (on_failure == "allow")
     assert authorization["status_on_error"] == {"code": "ServiceUnavailable"}
 
@@ -200,9 +200,9 @@ ROUTES = [
     {"path": "/w", "service": "b", "hosts": ["*.example.com"]},
 ]
 WHERE = {
-    "*": ["400", "b /x/y", "b /x POST", "a /x", "a /", "404"],
-    "api.example.com": ["400", "b /", "b /w", "b /x/y", "b /x POST", "a /x", "a /", "404"],
-    "*.example.com": ["400", "b /w", "b /x/y", "b /x POST", "a /x", "a /", "404"],
+    "*": ["400", "400", "400", "b /x/y", "b /x POST", "a /x", "a /", "404"],
+    "api.example.com": ["400", "400", "400", "b /", "b /w", "b /x/y", "b /x POST", "a /x", "a /", "404"],
+    "*.example.com": ["400", "400", "400", "b /w", "b /x/y", "b /x POST", "a /x", "a /", "404"],
 }
 
 
@@ -235,7 +235,7 @@ def test_headgate_is_told_what_a_route_asks_for(tmp_path: Path) -> None:
         "credentials": "remove",
     }
     _, resources = made(tmp_path, routes=[route])
-    settings = resources.routes[0]["virtual_hosts"][0]["routes"][1]["typed_per_filter_config"]
+    settings = resources.routes[0]["virtual_hosts"][0]["routes"][3]["typed_per_filter_config"]
     assert settings["envoy.filters.http.ext_authz"]["check_settings"]["context_extensions"] == {
         "headgate.require": "user",
         "headgate.cost": "7",

@@ -195,7 +195,19 @@ BAD = [
         ["tokens come in Authorization"],
     ),
     ({key: value for key, value in GOOD.items() if key != "rules"}, ["there are no rules"]),
-    ({**GOOD, "rules": "no.yaml"}, ["no.yaml: cannot be read"]),
+    ({**GOOD, "rules": "no.yaml"}, ["gateway.yaml:11:8: rules: 'no.yaml' cannot be read: No such file or directory"]),
+    ({**GOOD, "store": "mysql://h"}, ["gateway.yaml:17:8: store: "]),
+    (identity(api_keys={"keys": []}), ["identity.api_keys.keys: has no key"]),
+    (
+        {**GOOD, "ignore_case": True},
+        ["ignore_case: the rules tell capitals", "Write ignore_case: true in the rules, too"],
+    ),
+    (
+        {**GOOD, "ignore_case": False, "rules": {**GOOD["rules"], "ignore_case": True}},
+        ["ignore_case: the rules ignore case"],
+    ),
+    (route(hosts=["::zz"]), ["routes[0].hosts[0]: '::zz' is not a host"]),
+    (route(hosts=["1:2"]), ["routes[0].hosts: 1:2 is not an IPv6 address"]),
     ({**GOOD, "rules": "rules"}, ["is not a file of rules"]),
     ({**GOOD, "rules": {"rules": [{"id": "a", "limit": 5, "windw": "1m"}]}}, ["rules.rules[0].windw: a rule has no"]),
     ({**GOOD, "decisions": {"workers": 2}}, ["2 workers need a store that they share"]),
@@ -274,6 +286,75 @@ decisions: {workers: 2}
         "rule",
         "decisions.workers",
     ], found
+
+
+TWO_ROUTES = [{"path": "/orders", "service": "orders"}, {"path": "/orders", "service": "orders", "hosts": ["a b"]}]
+ONE_FAULT = [
+    ({**GOOD, "routes": TWO_ROUTES}, "routes[1].hosts[0]: 'a b' is not a host"),
+    (identity(tokens=[{"audience": "any", "jwks_url": "ftp://h"}]), "identity.tokens[0].jwks_url: 'ftp://h' cannot be"),
+    (identity(tokens=[{"audience": "any", "jwks_ulr": "https://h"}]), "Did you mean 'jwks_url'?"),
+    ("version: 1\nlisteners:\n\t- port: 8000\n", "A tab cannot indent: use spaces."),
+    ("version: 1\nlisteners:\n  - \t- port: 8000\n", "A tab cannot indent: use spaces."),
+]
+
+
+@pytest.mark.parametrize(("file", "told"), ONE_FAULT, ids=[told for _, told in ONE_FAULT])
+def test_one_fault_is_one_problem(tmp_path: Path, file: object, told: str) -> None:
+    (found,) = problems(tmp_path, file)
+    assert told in found
+
+
+PRIVATE = {"path": "/orders/private", "service": "orders", "require": "user"}
+AROUND: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        {"routes": [{"path": "/orders", "service": "orders"}, PRIVATE]},
+        ["such as /ORDERS/PRIVATE, it goes to routes[0]"],
+    ),
+    (
+        {"routes": [{"path": "/", "service": "orders"}, {**PRIVATE, "methods": ["GET", "POST"]}], "ignore_case": False},
+        ["HEAD, PUT, DELETE, ... of it goes to routes[0], which requires none"],
+    ),
+    (
+        {"routes": [{"path": "/", "service": "orders", "hosts": ["api.example.com"]}, {**PRIVATE, "path": "/7"}]},
+        ["at the host api.example.com, its requests go to routes[0], which requires none"],
+    ),
+    (
+        {
+            "routes": [{"path": "/", "service": "orders", "require": "any"}, {**PRIVATE, "require": "apikey"}],
+        },
+        ["in other capitals"],
+    ),
+    (
+        {"routes": [{"path": "/", "service": "orders", "require": "user"}, {**PRIVATE, "require": "any"}]},
+        [],
+    ),
+    ({"routes": [{"path": "/orders", "service": "orders", "require": "user"}, PRIVATE]}, []),
+    ({"routes": [{"path": "/orders", "service": "orders"}, {**PRIVATE, "path": "/orders/7"}]}, []),
+    (
+        {
+            "routes": [{"path": "/orders", "service": "orders"}, PRIVATE],
+            "rules": {**GOOD["rules"], "ignore_case": True},
+        },
+        [],
+    ),
+    (
+        {
+            "routes": [{"path": "/", "service": "pages"}, {**PRIVATE, "methods": ["GET"]}],
+            "services": {**GOOD["services"], "pages": {"endpoints": ["127.0.0.1:9002"]}},
+        },
+        [],
+    ),
+]
+"""Files with a route that requires a user, and how it can be got round."""
+
+
+@pytest.mark.parametrize(("fields", "told"), AROUND)
+def test_a_way_round_a_route_is_a_warning(tmp_path: Path, fields: dict[str, Any], told: list[str]) -> None:
+    warnings = loaded(tmp_path, {**GOOD, **fields}).warnings
+    assert len(warnings) == len(told), warnings
+    for warning, text in zip(warnings, told, strict=True):
+        assert text in warning.message
+        assert warning.line
 
 
 def places(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

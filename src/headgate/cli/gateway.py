@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headgate.cli.command import NO, OK, WRONG_USAGE, Commands, Terminal, add_command, silence, url_of
-from headgate.cli.rule_files import refused
+from headgate.cli.rule_files import refused, tell_problems
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.policy.problems import InvalidRules
@@ -107,6 +107,7 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if refusal:
         terminal.complain(f"headgate: {printable(arguments.file)}: Envoy refuses what this makes: {printable(refusal)}")
         return NO
+    tell_problems(gateway.warnings, terminal, warning=True)
     routes, services = len(gateway.routes), len(gateway.services)
     counted = f"{routes} route{'s' * (routes != 1)} to {services} service{'s' * (services != 1)}"
     terminal.say(terminal.styled(f"{printable(arguments.file)}: it could start: {counted}", "green"))

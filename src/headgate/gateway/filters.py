@@ -21,14 +21,18 @@ from headgate.gateway.routing import (
     COST_KEY,
     EXTENSION,
     JWT,
+    QUERY,
     RATE_LIMIT,
     REQUIREMENT,
     ROUTER,
     TRAILERS,
     UNDECIDED,
+    WITHOUT_KEY,
     Json,
     duration,
+    query_key,
 )
+from headgate.server.authz.answers import UPSTREAM
 from headgate.server.authz.questions import CLIENT_ADDRESS
 from headgate.server.wire.grpc.calls import StatusCode
 from headgate.web import problem
@@ -39,23 +43,33 @@ DOMAIN = "gateway"
 """Of what is asked after responses."""
 SERVER = "headgate"
 """What clients are told about who answers."""
-_SIGNS = r"[!-/:-@\[-`{-~]*"
+_SIGNS = r"[!-/:-@\[-`{-~]"
 """What may stand for a hyphen in a name: there are servers to which any sign is an underscore."""
-_FORBIDDEN = ("x-(headgate|envoy)(-.*)?|x-(http-)?method(-override)?|proxy",)
-"""No client's header is called so: what only we write, and what makes another request of it for some services."""
-_OF_PROXIES = (
-    "(x-)?forwarded(-.*)?|x-(original-.*|rewrite-url|host|real-ip|proxyuser-ip)",
-    ".*client-ip|cf-connecting-ip.*|x-appengine-.*",
+FORBIDDEN = (
+    *("X-Headgate-*", "X-Envoy-*", "X-HTTP-Method", "X-HTTP-Method-*", "X-Method-Override", "X-HTTP-Host-Override"),
+    *("X-HTTP-Path-Override", "X-HTTP-URL-Override", "X-Middleware-*", "Proxy"),
 )
-"""Nor so, unless proxies of our own come before: who is told to be the client, and what was asked for.
-
-Envoy takes expressions up to some size, so there are two.
-"""
+"""No client's header is called so: what only we write, and what makes another request of it for some services."""
+OF_PROXIES = (
+    *("Forwarded", "X-Forward-*", "X-Forwarded-*", "X-Original-*", "X-Originating-*", "X-Rewrite-*", "X-Real-*"),
+    *("X-Client-*", "X-Remote-*", "X-Cluster-*", "X-ProxyUser-*", "X-Host", "X-Host-*", "X-Server-*", "X-Port"),
+    *("X-Scheme", "X-URL-Scheme", "X-Proto", "X-Protocol", "X-SSL-*", "SSL-*", "X-HTTPS", "Front-End-HTTPS"),
+    *("X-Script-*", "X-Path-Info", "X-Request-URI", "X-Sendfile-*", "X-Accel-*", "X-Custom-IP-*", "X-TLS-*"),
+    *("Remote-*", "X-Authenticated-*", "X-Auth-Request-*", "X-WebAuth-*", "X-User-IP", "X-Source-IP", "X-IP", "X-IP-*"),
+    *("Client-IP", "True-Client-*", "HTTP-Client-IP", "Proxy-Client-IP", "Fly-Client-IP", "WL-Proxy-*", "Cdn-Src-IP"),
+    *("CF-*", "Fastly-*", "Akamai-*", "X-Akamai-*", "X-Vercel-*", "X-Azure-*", "X-MS-Client-*", "X-ARR-*"),
+    *("X-AppEngine-*", "X-Goog-*", "X-Amzn-OIDC-*", "X-Amz-CF-*", "X-NF-Client-*", "X-Coming-From", "Client-Cert-*"),
+)
+"""Nor so, unless proxies of our own come before: who is told to be the client, and what was asked for."""
 _CLIENT = CLIENT_ADDRESS.decode()
 _NOBODY = {"address_prefix": "255.255.255.255", "prefix_len": 32}
 """No client is one of us: by default, Envoy would believe more of those in private networks."""
 _HEADER_SECONDS, _KEEP_ALIVE_SECONDS = 10.0, 60.0
-_MOST_HEADERS = 100
+_MOST_HEADERS = 96
+_ROOM, _ROOM_KB = len(UPSTREAM), 24
+"""What Headgate may add to them for the service: so many headers, and KiB."""
+_XDS = "type.googleapis.com/xds.type.matcher.v3"
+SIZE = "envoy.filters.http.fault"
 _STREAMS, _STREAM_WINDOW, _CONNECTION_WINDOW = 100, 262_144, 1_048_576
 _DETAILS = {
     400: "The request is malformed.",
@@ -119,14 +133,15 @@ def connection_manager(gateway: Gateway, routes: Json, *, filters: bool = True) 
         "internal_address_config": {"cidr_ranges": [_NOBODY]},
         "early_header_mutation_extensions": [_without_claims(gateway)],
         "always_set_request_id_in_response": True,
+        "strip_trailing_host_dot": True,
         "normalize_path": True,
         "merge_slashes": True,
         "path_with_escaped_slashes_action": "REJECT_REQUEST",
-        "max_request_headers_kb": gateway.max_header_kb,
+        "max_request_headers_kb": gateway.max_header_kb + (_ROOM_KB if filters else 0),
         "common_http_protocol_options": {
             "headers_with_underscores_action": "DROP_HEADER",
             "idle_timeout": duration(_KEEP_ALIVE_SECONDS),
-            "max_headers_count": _MOST_HEADERS,
+            "max_headers_count": _MOST_HEADERS + _ROOM,
         },
         "request_headers_timeout": duration(_HEADER_SECONDS),
         "stream_idle_timeout": duration(gateway.idle_timeout),
@@ -149,19 +164,66 @@ def connection_manager(gateway: Gateway, routes: Json, *, filters: bool = True) 
 
 
 def _filters(gateway: Gateway) -> list[Json]:
-    filters = [_filter(CORS, "cors.v3.Cors")]
+    filters = [_size_limit(gateway), _filter(CORS, "cors.v3.Cors")]
     if any(service.is_http2 for service in gateway.services.values()):  # others get no trailers
         mutations = {"request_trailers_mutations": _removals(gateway)}
         filters.append(_filter(TRAILERS, "header_mutation.v3.HeaderMutation", mutations=mutations))
     if gateway.issuers:
         filters.append(_filter(JWT, "jwt_authn.v3.JwtAuthentication", **_tokens(gateway)))
     filters.append(_filter(AUTHORIZATION, "ext_authz.v3.ExtAuthz", **_authorization(gateway)))
+    if query_key(gateway) and any(route.remove_credentials for route in gateway.routes):
+        filters.append(_filter(QUERY, "header_to_metadata.v3.Config"))
+        filters.append(_filter(WITHOUT_KEY, "header_mutation.v3.HeaderMutation"))
     if gateway.on_headgate_failure == "allow":
         filters.append(_filter(REQUIREMENT, "rbac.v3.RBAC"))
     if any(route.cost_from_response for route in gateway.routes):
         filters.append(_filter(RATE_LIMIT, "ratelimit.v3.RateLimit", **_rate_limit(gateway)))
         filters.append(_filter(COST, "header_to_metadata.v3.Config"))
     return [*filters, _router()]
+
+
+def _size_limit(gateway: Gateway) -> Json:
+    """Return what answers 431 before anything is counted; with more, Envoy could not add what Headgate says.
+
+    It is Envoy's fault filter, skipped where the headers, those that Envoy has added included, are within the limits.
+    """
+    count = _call("_<=_", _call("size", _of_request("headers")), _number(_MOST_HEADERS))
+    size = _call("_<=_", _of_request("total_size"), _number(gateway.max_header_kb * 1024))
+    input_kind, match_kind = (f"{_XDS}.{kind}" for kind in ("HttpAttributesCelMatchInput", "CelMatcher"))
+    is_within = {
+        "input": {"name": "request", "typed_config": {"@type": input_kind}},
+        "custom_match": {
+            "name": "expression",
+            "typed_config": {
+                "@type": match_kind,
+                "expr_match": {"cel_expr_parsed": {"expr": _call("_&&_", count, size)}},
+            },
+        },
+    }
+    skip = {"@type": f"{EXTENSION}filters.common.matcher.action.v3.SkipFilter"}
+    on_match = {"action": {"name": "skip", "typed_config": skip}}
+    matchers = [{"predicate": {"single_predicate": is_within}, "on_match": on_match}]
+    abort = {"http_status": 431, "percentage": {"numerator": 100}}
+    return {
+        "name": SIZE,
+        "typed_config": {
+            "@type": f"{EXTENSION}common.matching.v3.ExtensionWithMatcher",
+            "extension_config": _filter(SIZE, "fault.v3.HTTPFault", abort=abort),
+            "xds_matcher": {"matcher_list": {"matchers": matchers}},
+        },
+    }
+
+
+def _call(function: str, *arguments: Json) -> Json:
+    return {"call_expr": {"function": function, "args": [*arguments]}}
+
+
+def _number(value: int) -> Json:
+    return {"const_expr": {"int64_value": value}}
+
+
+def _of_request(name: str) -> Json:
+    return {"select_expr": {"operand": {"ident_expr": {"name": "request"}}, "field": name}}
 
 
 def _filter(name: str, kind: str, **settings: Any) -> Json:
@@ -264,9 +326,15 @@ def _without_claims(gateway: Gateway) -> Json:
 
 
 def _removals(gateway: Gateway) -> list[Json]:
-    names = _FORBIDDEN if gateway.trusted_hops else _FORBIDDEN + _OF_PROXIES
-    spelt = [name.replace("-", _SIGNS) for name in names]
-    return [{"remove_on_match": {"key_matcher": {"safe_regex": {"regex": regex}}}} for regex in spelt]
+    names = FORBIDDEN if gateway.trusted_hops else FORBIDDEN + OF_PROXIES
+    spelt = [_spelt(name) for name in names]
+    return [{"remove_on_match": {"key_matcher": {"safe_regex": {"regex": "|".join(spelt)}}}}]
+
+
+def _spelt(name: str) -> str:
+    """Return an expression for a header; one that ends in ``-*`` stands for all that begin so."""
+    whole = name.lower().removesuffix("-*").replace("-", f"{_SIGNS}*")
+    return f"{whole}(?:{_SIGNS}.*)?" if name.endswith("-*") else whole
 
 
 def _mappers() -> list[Json]:

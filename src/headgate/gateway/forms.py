@@ -179,6 +179,10 @@ GATEWAY = Record(
         ),
         "identity": Field(IDENTITY, "Who callers are."),
         "rules": Field(Rules(), "The rules: the name of a file, or what would be in it."),
+        "ignore_case": Field(
+            Scalar.flag(),
+            "Whether paths of routes that differ only in capitals are the same; default: as in the rules.",
+        ),
         "store": Field(
             Scalar.text("memory, or an address such as redis://HOST:6379/0", most=4096, numbers=False),
             "Where the state is; default: HEADGATE_STORE in the environment, or else memory.",

@@ -45,38 +45,43 @@ class Audience:
         return {"anyOf": [{"enum": [_ANY]}, {"type": "array", "minItems": 1, "items": _TEXT.schema()}]}
 
 
-ISSUERS = ListOf(
-    Record(
-        "an issuer",
-        {
-            "issuer": ISSUER.fields["issuer"],
-            "audience": Field(
-                Audience(), "One of these must be in the claim aud; any where tokens have none.", required=True
-            ),
-            "jwks": Field(FILE, "A file with its keys, as a JWK set."),
-            "jwks_url": Field(
-                Scalar.text("an address such as https://id.example.com/keys", r"https?://[!-~]+", 2000, numbers=False),
-                "Or where Envoy fetches them.",
-            ),
-            "ca": Field(FILE, "Authorities of the certificate there (PEM); default: those that this system trusts."),
-            "secret_file": Field(FILE, "Or a file with the secret that is shared with it."),
-            "algorithms": Field(
-                ListOf(Scalar.choice(FAMILIES.keys()), f"a list of {', '.join(FAMILIES)}"),
-                "By which its tokens may be signed, such as [RS256]; not for keys that are fetched, which say so.",
-            ),
-            "claims": ISSUER.fields["claims"],
-            "realm": ISSUER.fields["realm"],
-            "leeway_s": ISSUER.fields["leeway_s"],
-        },
-    ),
-    "a list of issuers, each with audience and jwks, jwks_url or secret_file",
+_ISSUER = Record(
+    "an issuer",
+    {
+        "issuer": ISSUER.fields["issuer"],
+        "audience": Field(
+            Audience(), "One of these must be in the claim aud; any where tokens have none.", required=True
+        ),
+        "jwks": Field(FILE, "A file with its keys, as a JWK set."),
+        "jwks_url": Field(
+            Scalar.text("an address such as https://id.example.com/keys", r"https?://[!-~]+", 2000, numbers=False),
+            "Or where Envoy fetches them.",
+        ),
+        "ca": Field(FILE, "Authorities of the certificate there (PEM); default: those that this system trusts."),
+        "secret_file": Field(FILE, "Or a file with the secret that is shared with it."),
+        "algorithms": Field(
+            ListOf(Scalar.choice(FAMILIES.keys()), f"a list of {', '.join(FAMILIES)}"),
+            "By which its tokens may be signed, such as [RS256]; not for keys that are fetched, which say so.",
+        ),
+        "claims": ISSUER.fields["claims"],
+        "realm": ISSUER.fields["realm"],
+        "leeway_s": ISSUER.fields["leeway_s"],
+    },
 )
+ISSUERS = ListOf(_ISSUER, "a list of issuers, each with audience and jwks, jwks_url or secret_file")
 
 
 def issuers_of(
-    given: Sequence[Mapping[str, Any] | None], folder: Folder, findings: Findings
+    written: Sequence[Any], given: Sequence[Mapping[str, Any] | None], folder: Folder, findings: Findings
 ) -> tuple[TokenIssuer, ...]:
-    """Return the issuers of a file, as far as they are well formed; what makes no sense is noted."""
+    """Return the issuers of a file, as far as they are well formed; what makes no sense is noted.
+
+    Args:
+        written: them, as the file has them.
+        given: what of that is well formed.
+        folder: where the files are that they name.
+        findings: where problems are noted.
+    """
     issuers = []
     for index, read in enumerate(given):
         path: Place = ("identity", "tokens", index)
@@ -85,7 +90,10 @@ def issuers_of(
         if len(given) > 1 and "realm" not in read:
             hint = "Write realm: NAME, which is put before the names of its users."
             _note(findings, path, "with several issuers, each needs a realm: one could name the users of another", hint)
-        named = [source for source in _SOURCES if source in read]
+        misspelt = _ISSUER.misspelt(written[index], findings)
+        named = [source for source in _SOURCES if source in {*written[index], *misspelt}]
+        if len(named) == 1 and named[0] not in read:  # noted already
+            continue
         if len(named) != 1:
             _note(findings, path, "its keys come from one place", f"Give one of {', '.join(_SOURCES)}.")
             continue

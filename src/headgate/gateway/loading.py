@@ -9,12 +9,15 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from ipaddress import IPv6Address
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from headgate.core.errors import UsageError
+from headgate.gateway.bypasses import bypasses
 from headgate.gateway.forms import GATEWAY, LISTENER, ROUTE, SERVICE, TLS
 from headgate.gateway.identity import issuers_of
 from headgate.gateway.model import (
@@ -30,11 +33,12 @@ from headgate.gateway.model import (
 )
 from headgate.gateway.scalars import Folder
 from headgate.policy.loading import from_data, load
-from headgate.policy.problems import Finding, Findings, InvalidRules, Locator, ProblemKind, in_order, render
+from headgate.policy.problems import Finding, Findings, InvalidRules, Locator, ProblemKind, in_order, render, shown
 from headgate.policy.problems import Path as Place
 from headgate.policy.schema import Record, Values
 from headgate.policy.yaml_text import Document, text_of
 from headgate.server.identity.loading import HOLDER, without_secrets
+from headgate.stores import open_store
 
 _MEANING = ProblemKind.MEANING
 _SECRET = ("identity.api_keys", "store")
@@ -64,6 +68,10 @@ def load_gateway(
         building = _Building(Folder(Path(name).parent, findings, reading), findings)
         rules, others = building.rules(document, read.get("rules"))
         gateway = building.gateway(document.data, read, rules, store)
+        if gateway is not None:
+            for number, message, hint in bypasses(gateway, by_case="ignore_case" not in read):
+                findings.warn(("routes", number), message, hint=hint)
+            gateway = replace(gateway, warnings=tuple(findings.warnings()))
     if gateway is None or findings.count or document.problems or others:
         raise InvalidRules(in_order([*without_secrets(findings, *_SECRET), *others]))
     return gateway
@@ -103,9 +111,23 @@ def _given(read: Values, *names: str, **others: str) -> Values:
     return {name: read[field] for name, field in found.items() if field in read}
 
 
+def _is_whole(written: Values, read: Values) -> bool:
+    """Whether hosts and methods of a route are right, or some of them: without any it would be for all."""
+    named = [name for name in ("hosts", "methods") if name in written]
+    return all(name in read and {*read[name]} != {None} for name in named)
+
+
 def _without_gaps(value: Any) -> Any:
     """Return a list without what is wrong in it, and all else as it is."""
     return [item for item in value if item is not None] if type(value) is list else value
+
+
+class Rules(NamedTuple):
+    """The rules of a gateway."""
+
+    text: str = ""
+    ignore_case: bool | None = None
+    """None if they are not known."""
 
 
 class _Building:
@@ -114,23 +136,26 @@ class _Building:
     def __init__(self, folder: Folder, findings: Findings) -> None:
         self._folder, self._findings = folder, findings
 
-    def rules(self, document: Document, given: object) -> tuple[str, list[Finding]]:
-        """Return the text of the rules, in this file or in the one that is named, and what is wrong with them."""
+    def rules(self, document: Document, given: object) -> tuple[Rules, list[Finding]]:
+        """Return the rules, in this file or in the one that is named, and what is wrong with them."""
         try:
             if isinstance(given, dict):
-                from_data({"version": 1, **given}, where=Part(document, "rules"))
-                return msgspec.json.encode({"version": 1, **given}).decode(), []
+                ruleset = from_data({"version": 1, **given}, where=Part(document, "rules"))
+                text = msgspec.json.encode({"version": 1, **given}).decode()
+                return Rules(text, ignore_case=ruleset.ignore_case), []
             if isinstance(given, str):
                 file = self._folder.named(given)
                 text = text_of(file)
-                load(text, name=str(file))
-                return text, []
+                return Rules(text, ignore_case=load(text, name=str(file)).ignore_case), []
         except InvalidRules as error:
+            if error.problems[0].kind is ProblemKind.FILE:
+                self._note(("rules",), f"{shown(given)} {error.problems[0].message}")
+                return Rules(), []
             inside = "rules." if isinstance(given, dict) else ""
-            return "", [replace(problem, path=f"{inside}{problem.path}") for problem in error.problems]
-        return "", []
+            return Rules(), [replace(problem, path=f"{inside}{problem.path}") for problem in error.problems]
+        return Rules(), []
 
-    def gateway(self, data: Values, read: Values, rules: str, store: str) -> Gateway | None:
+    def gateway(self, data: Values, read: Values, rules: Rules, store: str) -> Gateway | None:
         listeners = {path: self._listener(path, each) for path, each in _complete(LISTENER, read, "listeners")}
         services = {str(path[1]): self._service(path, each) for path, each in _complete(SERVICE, read, "services")}
         names = data["services"] if "services" in read else None  # a route may lead to one that has a fault
@@ -141,10 +166,15 @@ class _Building:
         if read.get("routes") == []:
             self._note(("routes",), "leads nowhere", "Write one: [{path: /, service: NAME}].")
         self._check_unique(listeners, read.get("admin", {}).get("port"))
-        self._check_routes(routes)
-        issuers = issuers_of(identity.get("tokens", ()), self._folder, self._findings)
+        ignore_case = self._ignore_case(read, rules)
+        parts = {path: [of["routes"][path[1]] for of in (data, read)] for path in routes}
+        whole = {path: each for path, each in routes.items() if _is_whole(*parts[path])}
+        self._check_routes(whole, ignore_case=ignore_case)
+        tokens = data["identity"]["tokens"] if "tokens" in identity else ()
+        issuers = issuers_of(tokens, identity.get("tokens", ()), self._folder, self._findings)
         self._check_keys(identity)
-        decisions = self._decisions(data, read, rules, store)
+        self._check_store(read)
+        decisions = self._decisions(data, read, rules.text, store)
         if self._findings.count:
             return None
         admin = read.get("admin")
@@ -154,6 +184,7 @@ class _Building:
             tuple(routes.values()),
             decisions,
             issuers=issuers,
+            ignore_case=ignore_case,
             admin=self._listener(("admin",), admin) if admin else None,
             **_given(identity, "api_keys", "trusted_hops", "ipv6_prefix"),
             **_given(read, "on_headgate_failure", "threads", "access_log", "drain_delay", drain_seconds="drain"),
@@ -219,11 +250,29 @@ class _Building:
         return GatewayRoute(
             read["path"],
             read["service"],
-            tuple(host.lower() for host in read.get("hosts", ())),
+            tuple(self._host((*path, "hosts"), host) for host in read.get("hosts", ())),
             tuple(sorted(set(read.get("methods", ())))),
             cors=None if cors is None else self._cors((*path, "cors"), cors),
             **_given(read, *plain, remove_credentials="credentials"),
         )
+
+    def _host(self, path: Place, host: str) -> str:
+        """Return a host as Envoy compares it."""
+        if ":" not in host:
+            return host.lower().removesuffix(".")
+        try:
+            return f"[{IPv6Address(host)}]"
+        except ValueError:
+            self._note(path, f"{host} is not an IPv6 address")
+            return host
+
+    def _ignore_case(self, read: Values, rules: Rules) -> bool:
+        wanted, known = read.get("ignore_case"), rules.ignore_case
+        if wanted is not None and known is not None and wanted != known:
+            message = "the rules tell capitals from small letters" if wanted else "the rules ignore case"
+            hint = f"Write ignore_case: {shown(wanted)} in the rules, too: paths are counted as they are routed."
+            self._note(("ignore_case",), message, hint)
+        return bool(known if wanted is None else wanted)
 
     def _cors(self, path: Place, read: Values) -> Cors:
         origins = _without_gaps(read.get("origins", []))
@@ -241,12 +290,13 @@ class _Building:
         if admin in seen:
             self._note(("admin", "port"), f"{admin} is the port of a listener, too", "Metrics need another one.")
 
-    def _check_routes(self, routes: Mapping[Place, GatewayRoute]) -> None:
+    def _check_routes(self, routes: Mapping[Place, GatewayRoute], *, ignore_case: bool) -> None:
         seen: dict[tuple[str, str, str], Place] = {}
         for path, route in routes.items():
             for host in route.hosts or ("*",):
                 for method in route.methods or ("*",):
-                    first = seen.setdefault((host, route.path, method), path)
+                    spelt = route.path.lower() if ignore_case else route.path
+                    first = seen.setdefault((host, spelt, method), path)
                     if first != path:
                         self._note(path, f"is for the same requests as {render(first)}", "Remove one of the two.")
                         break
@@ -262,6 +312,13 @@ class _Building:
                 self._note(place, f"is that of {render((*place[:3], first))}, too", "Remove one of the two.")
         if identity.get("api_keys", {}).get("header", "").lower() == "authorization" and identity.get("tokens"):
             self._note(("identity", "api_keys", "header"), "tokens come in Authorization: let keys have another header")
+
+    def _check_store(self, read: Values) -> None:
+        if "store" in read:
+            try:
+                open_store(read["store"]).close()  # nothing is connected
+            except UsageError as error:
+                self._note(("store",), str(error))
 
     def _decisions(self, data: Values, read: Values, rules: str, store: str) -> DecisionService:
         given = read.get("decisions", {})

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from headgate.core.mode import Mode
+from headgate.policy.problems import Finding
 
 ANYWHERE = "*"
 """The host of routes that name none."""
@@ -196,6 +197,8 @@ class Gateway:
     """Proxies of one's own before this one."""
     ipv6_prefix: int = 64
     """Bits of an IPv6 address that make one client."""
+    ignore_case: bool = False
+    """Whether paths of routes match in capitals and small letters alike, as those of rules do."""
     on_headgate_failure: str = "deny"
     """``deny`` or ``allow``: what happens to requests that nobody decides about."""
     admin: GatewayListener | None = None
@@ -209,3 +212,5 @@ class Gateway:
     access_log: bool = True
     drain_delay: float = 5.0
     drain_seconds: float = 25.0
+    warnings: tuple[Finding, ...] = field(default=(), compare=False)
+    """What of the file is odd without being wrong."""

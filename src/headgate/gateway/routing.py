@@ -7,10 +7,11 @@ them the longest path wins, then the one that names the method; the order of the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from string import ascii_letters, digits
 from typing import Any
 
-from headgate.gateway.model import ANYWHERE, Gateway, GatewayRoute, UpstreamService
+from headgate.gateway.model import ANYWHERE, Gateway, GatewayRoute
 from headgate.policy.forms import METHODS
 from headgate.web.headers import EXPOSED
 
@@ -23,6 +24,8 @@ CORS, TRAILERS, JWT, AUTHORIZATION, REQUIREMENT, RATE_LIMIT, COST, ROUTER = (
     )
 )
 """The names of filters, by which routes say what is different for them."""
+QUERY, WITHOUT_KEY = "headgate.query", "headgate.without_key"
+"""And of those that take an API key out of the query: one makes the path without it, the other puts it in place."""
 ROUTE_TABLE = "gateway"
 """The name of all routes together."""
 COST_KEY = "cost"
@@ -31,6 +34,7 @@ _COST_DIGITS = 9
 """Of a cost that a response tells: more than any limit, and less than where Envoy's numbers end."""
 UNDECIDED = "x-envoy-auth-failure-mode-allowed"
 """The header of requests that pass though nobody has decided about them. Clients cannot send it."""
+_ASCII = 128
 _PATH_KEY = "path"
 """And the path that was decided about."""
 _RETRIED = "connect-failure,refused-stream,reset-before-request"
@@ -40,15 +44,21 @@ _UPGRADING: Json = {
     "append_action": "OVERWRITE_IF_EXISTS",
 }
 _USUAL_HEADERS = ("authorization", "content-type")
-_HOST = r"[A-Za-z0-9._~-]*(:[0-9]*)?|\[[0-9A-Fa-f:.]*\](:[0-9]*)?"
-_NO_HOST: Json = {
-    "match": {
-        "prefix": "/",
-        "headers": [{"name": ":authority", "string_match": {"safe_regex": {"regex": _HOST}}, "invert_match": True}],
-    },
-    "direct_response": {"status": 400},
-}
-"""What comes before all routes: two Host lines are one with a comma to Envoy, and either of them to some services."""
+_HOST = r"(?:[A-Za-z0-9_~-]+(?:\.[A-Za-z0-9_~-]+)*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
+"""Two Host lines are one with a comma to Envoy, and either of them to some services. A last dot is gone already."""
+_HEX, _TRAIL = "[0-9A-Fa-f]", "%[89ABab][0-9A-Fa-f]"
+_ENCODED = (
+    *(f"%[2-7]{_HEX}", f"%(?:[Cc][2-9A-Fa-f]|[Dd]{_HEX}){_TRAIL}", f"%[Ee]0%[ABab]{_HEX}{_TRAIL}"),
+    *(f"%[Ee][1-9ABCEFabcef]{_TRAIL}{_TRAIL}", f"%[Ee][Dd]%[89]{_HEX}{_TRAIL}"),
+    *(f"%[Ff]0%[9ABab]{_HEX}{_TRAIL}{_TRAIL}", f"%[Ff][1-3]{_TRAIL}{_TRAIL}{_TRAIL}"),
+    f"%[Ff]4%8{_HEX}{_TRAIL}{_TRAIL}",
+)
+"""Characters as UTF-8, without the first that control."""
+_PATH = rf"(?:[A-Za-z0-9_.~!$&'()*+,=:@/\[\]-]|{'|'.join(_ENCODED)})+(?:\?.*)?"
+_AMBIGUOUS = f"[^?]*%(?:2[Ff]|5[Cc]|3[Bb]|7[Ff]|25{_HEX}{_HEX}).*"
+"""Of these, what servers read differently. A semicolon is refused as well: only some cut off what follows."""
+_AS_THEY_ARE = frozenset(f"{ascii_letters}{digits}_.~/-")
+"""Characters that stand in every path as they are when Envoy looks for its route. Others may be encoded or not."""
 _NOWHERE: Json = {"match": {"prefix": "/"}, "direct_response": {"status": 404}}
 """The route of all other requests: Envoy does not ask about a request without one, and scanners are limited, too."""
 _TOLD = ("user", "apikey", "ip", "tenant", "tier")
@@ -80,11 +90,32 @@ def redirect_configuration(port: int) -> Json:
 
 
 def _routes_of(host: str, gateway: Gateway) -> Iterator[Json]:
-    yield _NO_HOST
-    found = [(rank, route) for route in gateway.routes if (rank := _nearness(host, route)) is not None]
-    for _, route in sorted(found, key=lambda each: (each[0], -len(each[1].path), not each[1].methods)):
+    yield _refusing(":authority", _HOST, unless=True)
+    yield _refusing(":path", _PATH, unless=True)
+    yield _refusing(":path", _AMBIGUOUS)
+    if host == ANYWHERE and any(name[0] == "[" for route in gateway.routes for name in route.hosts):
+        yield _refusing(":authority", r"\[.*")  # it may be another spelling of that address
+    for route in in_order(host, gateway):
         yield from _entries(route, gateway)
     yield _NOWHERE
+
+
+def in_order(host: str, gateway: Gateway) -> Iterator[GatewayRoute]:
+    """Yield the routes for a host, in the order in which they are tried."""
+    found = [(rank, route) for route in gateway.routes if (rank := _nearness(host, route)) is not None]
+    for _, route in sorted(found, key=lambda each: (each[0], -len(each[1].path), not each[1].methods)):
+        yield route
+
+
+def _refusing(header: str, pattern: str, *, unless: bool = False) -> Json:
+    """Return a route that answers 400 to requests whose header has, or has not, such a value. They are not counted."""
+    found = {"name": header, "string_match": {"safe_regex": {"regex": pattern}}, "invert_match": unless}
+    kind = f"{EXTENSION}filters.http.ext_authz.v3.ExtAuthzPerRoute"
+    return {
+        "match": {"prefix": "/", "headers": [found]},
+        "direct_response": {"status": 400},
+        "typed_per_filter_config": {AUTHORIZATION: {"@type": kind, "disabled": True}},
+    }
 
 
 def _nearness(host: str, route: GatewayRoute) -> int | None:
@@ -97,10 +128,14 @@ def _nearness(host: str, route: GatewayRoute) -> int | None:
 
 def _entries(route: GatewayRoute, gateway: Gateway) -> Iterator[Json]:
     """Return a route of Envoy for each method, and one for the questions that browsers ask before."""
-    match = {"prefix": "/"} if route.path == "/" else {"path_separated_prefix": route.path}
-    action = _action(route, gateway.services[route.service])
-    settings = _settings(route) | _requirement(route) | _cors(route, gateway)
+    match = _match(route.path, ignore_case=gateway.ignore_case)
+    action = _action(route, gateway)
+    settings = _settings(route) | _undecided(route, gateway) | _cors(route, gateway)
+    if route.remove_credentials and query_key(gateway):
+        settings |= _without_key(query_key(gateway))
     entry: Json = {"route": action, "typed_per_filter_config": settings}
+    if route.remove_credentials:
+        entry["request_headers_to_remove"] = _credentials(gateway)
     if route.websocket:  # Connection goes on only with an upgrade, and could tell the service to forget headers of ours
         entry["request_headers_to_add"] = [_UPGRADING]
     if route.cors and route.methods:
@@ -111,7 +146,27 @@ def _entries(route: GatewayRoute, gateway: Gateway) -> Iterator[Json]:
         yield {"match": match | headers, **entry}
 
 
-def _action(route: GatewayRoute, service: UpstreamService) -> Json:
+def _match(path: str, *, ignore_case: bool) -> Json:
+    """Return what matches a path and all below it, in every spelling that gets so far."""
+    if path == "/":
+        return {"prefix": "/"}
+    if _AS_THEY_ARE.issuperset(path):
+        return {"path_separated_prefix": path, "case_sensitive": not ignore_case}
+    return {"safe_regex": {"regex": f"{_spelt(path, ignore_case=ignore_case)}(?:/.*)?"}}
+
+
+def _spelt(text: str, plain: Container[str] = _AS_THEY_ARE, *, ignore_case: bool = False) -> str:
+    """Return an expression for all spellings of canonical text, in which all but `plain` characters may be encoded."""
+    parts = []
+    for part in re.findall("%[0-9A-F]{2}|.", text):
+        code = int(part[1:], 16) if part[1:] else ord(part)
+        encoded, itself = f"(?i:%{code:02X})", re.escape(chr(code))
+        parts.append(itself if part in plain else f"(?:{encoded}|{itself})" if code < _ASCII else encoded)
+    return "".join(["(?i)" * ignore_case, *parts])
+
+
+def _action(route: GatewayRoute, gateway: Gateway) -> Json:
+    service = gateway.services[route.service]
     forever = 0.0 if route.websocket else service.timeout
     action: Json = {
         "cluster": service.name,
@@ -132,11 +187,10 @@ def _action(route: GatewayRoute, service: UpstreamService) -> Json:
         del action["retry_policy"]
     if route.websocket:
         action["upgrade_configs"] = [{"upgrade_type": "websocket"}]
-    if route.rewrite == "/" != route.path:
-        pattern = f"^{re.escape(route.path)}/*"
-        action["regex_rewrite"] = {"pattern": {"regex": pattern}, "substitution": "/"}
-    elif route.rewrite:
-        action["prefix_rewrite"] = route.rewrite
+    if route.rewrite:
+        old, new = route.path.rstrip("/"), route.rewrite.rstrip("/")
+        pattern = f"^{_spelt(old, ignore_case=gateway.ignore_case)}{'' if old and new else '/*'}"
+        action["regex_rewrite"] = {"pattern": {"regex": pattern}, "substitution": new if old and new else f"{new}/"}
     return action
 
 
@@ -158,13 +212,57 @@ def _settings(route: GatewayRoute) -> Json:
     return settings
 
 
-def _requirement(route: GatewayRoute) -> Json:
-    """Return what refuses requests that were not decided, where the route requires an identity: none is verified."""
-    if route.require == "none":
-        return {}
-    undecided = {"permissions": [{"any": True}], "principals": [{"header": {"name": UNDECIDED, "present_match": True}}]}
+def _undecided(route: GatewayRoute, gateway: Gateway) -> Json:
+    """Return what refuses requests that were not decided and may not pass then.
+
+    That is where the route requires an identity, for none is verified; where the service would get a credential that
+    only a decision service elsewhere knows; and where Envoy could not take a key out of the query.
+    """
+    which: Json = {"any": True}
+    if route.require == "none" and not (route.remove_credentials and gateway.decisions.remote):
+        if not (route.remove_credentials and query_key(gateway)):
+            return {}
+        kept = rf"[^?]*\?(?:.*&)?{_spelt(query_key(gateway), ())}(?:=.*|&.*)?"
+        which = {"header": {"name": ":path", "string_match": {"safe_regex": {"regex": kept}}}}
+    undecided = {"permissions": [which], "principals": [{"header": {"name": UNDECIDED, "present_match": True}}]}
     rules = {"action": "DENY", "policies": {"undecided": undecided}}
     return {REQUIREMENT: {"@type": f"{EXTENSION}filters.http.rbac.v3.RBACPerRoute", "rbac": {"rules": rules}}}
+
+
+def query_key(gateway: Gateway) -> str:
+    """Return the query parameter that Envoy takes out where a route removes credentials; empty if there is none.
+
+    Headgate does so in its answers; only where requests pass without one is it Envoy's to do.
+    """
+    return (gateway.api_keys or {}).get("query", "") if gateway.on_headgate_failure == "allow" else ""
+
+
+def _credentials(gateway: Gateway) -> list[str]:
+    """Return the headers that prove who callers are, as far as they are known here."""
+    keys = [] if gateway.api_keys is None else [gateway.api_keys.get("header", "x-api-key").lower()]
+    return [*keys, *(["authorization"] if gateway.issuers else [])]
+
+
+def _without_key(parameter: str) -> Json:
+    """Return what takes a parameter out of the query, however it is spelt.
+
+    Envoy's own way to remove one writes all others anew, decoded, so that ``a=%26b`` would become two.
+    """
+    pattern = rf"(^[^?]*\?|&)(?:{_spelt(parameter, ())}(?:=[^&]*)?(?:&|$))+"
+    rewrite = {"pattern": {"regex": pattern}, "substitution": r"\1"}
+    target = {"metadata_namespace": QUERY, "key": _PATH_KEY, "type": "STRING", "regex_value_rewrite": rewrite}
+    header = {"key": ":path", "value": f"%DYNAMIC_METADATA({QUERY}:{_PATH_KEY})%"}
+    mutation = {"append": {"header": header, "append_action": "OVERWRITE_IF_EXISTS"}}
+    return {
+        QUERY: {
+            "@type": f"{EXTENSION}filters.http.header_to_metadata.v3.Config",
+            "request_rules": [{"header": ":path", "on_header_present": target}],
+        },
+        WITHOUT_KEY: {
+            "@type": f"{EXTENSION}filters.http.header_mutation.v3.HeaderMutationPerRoute",
+            "mutations": {"request_mutations": [mutation]},
+        },
+    }
 
 
 def _cost_rule(header: str) -> Json:

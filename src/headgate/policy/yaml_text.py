@@ -137,8 +137,8 @@ class Document(Locator):
             at_end = error.context_mark and "end of stream" in str(error.problem)
             mark = error.context_mark if at_end else error.problem_mark or error.context_mark
             line, column = (mark.line, mark.column) if mark else (0, 0)
-            source = "" if self._has_secrets else self.source(line + 1)
-            if "\t" in source[: len(source) - len(source.lstrip())]:
+            written = self.source(line + 1)
+            if "\t" in written[: len(written) - len(written.lstrip())] or written[column : column + 1] == "\t":
                 hint = "A tab cannot indent: use spaces."
             self.stop(f"not YAML: {error.problem}", line, column, hint)
         except yaml.YAMLError as error:  # the reader's; the text was checked, so none is known

@@ -64,7 +64,8 @@ class Holders:
     def read(self, value: object, path: Place, findings: Findings) -> list[dict[str, Any] | None] | None:
         one = f"{{sha256: DIGEST}}, and any of {', '.join([*HOLDER.fields][1:])}"
         if type(value) is not list or not value:
-            findings.add(path, "is not a list of API keys", f"a list, with for each key {one}")
+            wrong = "has no key" if value == [] else "is not a list of API keys"
+            findings.add(path, wrong, f"a list, with for each key {one}")
             return None
         read = []
         for index, item in enumerate(value):
