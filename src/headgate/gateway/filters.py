@@ -21,16 +21,13 @@ from headgate.gateway.routing import (
     COST_KEY,
     EXTENSION,
     JWT,
-    QUERY,
     RATE_LIMIT,
     REQUIREMENT,
     ROUTER,
     TRAILERS,
     UNDECIDED,
-    WITHOUT_KEY,
     Json,
     duration,
-    query_key,
 )
 from headgate.server.authz.answers import UPSTREAM
 from headgate.server.authz.questions import CLIENT_ADDRESS
@@ -57,8 +54,17 @@ OF_PROXIES = (
     *("X-Script-*", "X-Path-Info", "X-Request-URI", "X-Sendfile-*", "X-Accel-*", "X-Custom-IP-*", "X-TLS-*"),
     *("Remote-*", "X-Authenticated-*", "X-Auth-Request-*", "X-WebAuth-*", "X-User-IP", "X-Source-IP", "X-IP", "X-IP-*"),
     *("Client-IP", "True-Client-*", "HTTP-Client-IP", "Proxy-Client-IP", "Fly-Client-IP", "WL-Proxy-*", "Cdn-Src-IP"),
-    *("CF-*", "Fastly-*", "Akamai-*", "X-Akamai-*", "X-Vercel-*", "X-Azure-*", "X-MS-Client-*", "X-ARR-*"),
-    *("X-AppEngine-*", "X-Goog-*", "X-Amzn-OIDC-*", "X-Amz-CF-*", "X-NF-Client-*", "X-Coming-From", "Client-Cert-*"),
+    *("CF-*", "Fastly-*", "Akamai-*", "X-Akamai-*", "X-Vercel-*", "X-Azure-*", "X-MS-Client-Principal-*", "X-ARR-*"),
+    *(
+        "X-AppEngine-*",
+        "X-Goog-Authenticated-*",
+        "X-Goog-IAP-*",
+        "X-Amzn-OIDC-*",
+        "X-Amz-CF-*",
+        "X-NF-Client-*",
+        "X-Coming-From",
+        "Client-Cert-*",
+    ),
 )
 """Nor so, unless proxies of our own come before: who is told to be the client, and what was asked for."""
 _CLIENT = CLIENT_ADDRESS.decode()
@@ -171,9 +177,6 @@ def _filters(gateway: Gateway) -> list[Json]:
     if gateway.issuers:
         filters.append(_filter(JWT, "jwt_authn.v3.JwtAuthentication", **_tokens(gateway)))
     filters.append(_filter(AUTHORIZATION, "ext_authz.v3.ExtAuthz", **_authorization(gateway)))
-    if query_key(gateway) and any(route.remove_credentials for route in gateway.routes):
-        filters.append(_filter(QUERY, "header_to_metadata.v3.Config"))
-        filters.append(_filter(WITHOUT_KEY, "header_mutation.v3.HeaderMutation"))
     if gateway.on_headgate_failure == "allow":
         filters.append(_filter(REQUIREMENT, "rbac.v3.RBAC"))
     if any(route.cost_from_response for route in gateway.routes):

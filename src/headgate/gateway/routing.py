@@ -24,8 +24,6 @@ CORS, TRAILERS, JWT, AUTHORIZATION, REQUIREMENT, RATE_LIMIT, COST, ROUTER = (
     )
 )
 """The names of filters, by which routes say what is different for them."""
-QUERY, WITHOUT_KEY = "headgate.query", "headgate.without_key"
-"""And of those that take an API key out of the query: one makes the path without it, the other puts it in place."""
 ROUTE_TABLE = "gateway"
 """The name of all routes together."""
 COST_KEY = "cost"
@@ -131,8 +129,6 @@ def _entries(route: GatewayRoute, gateway: Gateway) -> Iterator[Json]:
     match = _match(route.path, ignore_case=gateway.ignore_case)
     action = _action(route, gateway)
     settings = _settings(route) | _undecided(route, gateway) | _cors(route, gateway)
-    if route.remove_credentials and query_key(gateway):
-        settings |= _without_key(query_key(gateway))
     entry: Json = {"route": action, "typed_per_filter_config": settings}
     if route.remove_credentials:
         entry["request_headers_to_remove"] = _credentials(gateway)
@@ -215,54 +211,27 @@ def _settings(route: GatewayRoute) -> Json:
 def _undecided(route: GatewayRoute, gateway: Gateway) -> Json:
     """Return what refuses requests that were not decided and may not pass then.
 
-    That is where the route requires an identity, for none is verified; where the service would get a credential that
-    only a decision service elsewhere knows; and where Envoy could not take a key out of the query.
+    That is where the route requires an identity, for none is verified; and where the service would get a credential:
+    one that only a decision service elsewhere knows, or a key in the query, which Envoy can only take out if it is
+    answered so (its other ways to change a query decode it: ``a=%26b`` would become two parameters).
     """
-    which: Json = {"any": True}
-    if route.require == "none" and not (route.remove_credentials and gateway.decisions.remote):
-        if not (route.remove_credentials and query_key(gateway)):
-            return {}
-        kept = rf"[^?]*\?(?:.*&)?{_spelt(query_key(gateway), ())}(?:=.*|&.*)?"
-        which = {"header": {"name": ":path", "string_match": {"safe_regex": {"regex": kept}}}}
+    parameter = (gateway.api_keys or {}).get("query", "")
+    if route.require != "none" or (route.remove_credentials and gateway.decisions.remote):
+        which: Json = {"any": True}
+    elif route.remove_credentials and parameter:
+        key = rf"[^?]*\?(?:.*&)?{_spelt(parameter, ())}(?:[=&].*)?"
+        which = {"header": {"name": ":path", "string_match": {"safe_regex": {"regex": key}}}}
+    else:
+        return {}
     undecided = {"permissions": [which], "principals": [{"header": {"name": UNDECIDED, "present_match": True}}]}
     rules = {"action": "DENY", "policies": {"undecided": undecided}}
     return {REQUIREMENT: {"@type": f"{EXTENSION}filters.http.rbac.v3.RBACPerRoute", "rbac": {"rules": rules}}}
-
-
-def query_key(gateway: Gateway) -> str:
-    """Return the query parameter that Envoy takes out where a route removes credentials; empty if there is none.
-
-    Headgate does so in its answers; only where requests pass without one is it Envoy's to do.
-    """
-    return (gateway.api_keys or {}).get("query", "") if gateway.on_headgate_failure == "allow" else ""
 
 
 def _credentials(gateway: Gateway) -> list[str]:
     """Return the headers that prove who callers are, as far as they are known here."""
     keys = [] if gateway.api_keys is None else [gateway.api_keys.get("header", "x-api-key").lower()]
     return [*keys, *(["authorization"] if gateway.issuers else [])]
-
-
-def _without_key(parameter: str) -> Json:
-    """Return what takes a parameter out of the query, however it is spelt.
-
-    Envoy's own way to remove one writes all others anew, decoded, so that ``a=%26b`` would become two.
-    """
-    pattern = rf"(^[^?]*\?|&)(?:{_spelt(parameter, ())}(?:=[^&]*)?(?:&|$))+"
-    rewrite = {"pattern": {"regex": pattern}, "substitution": r"\1"}
-    target = {"metadata_namespace": QUERY, "key": _PATH_KEY, "type": "STRING", "regex_value_rewrite": rewrite}
-    header = {"key": ":path", "value": f"%DYNAMIC_METADATA({QUERY}:{_PATH_KEY})%"}
-    mutation = {"append": {"header": header, "append_action": "OVERWRITE_IF_EXISTS"}}
-    return {
-        QUERY: {
-            "@type": f"{EXTENSION}filters.http.header_to_metadata.v3.Config",
-            "request_rules": [{"header": ":path", "on_header_present": target}],
-        },
-        WITHOUT_KEY: {
-            "@type": f"{EXTENSION}filters.http.header_mutation.v3.HeaderMutationPerRoute",
-            "mutations": {"request_mutations": [mutation]},
-        },
-    }
 
 
 def _cost_rule(header: str) -> Json:

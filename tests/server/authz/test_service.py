@@ -221,7 +221,7 @@ def test_who_is_on_a_list_is_forbidden(service: Asking) -> None:
     assert answer.metadata["reason"]
 
 
-@pytest.mark.parametrize("path", ["//a", "/a/../b", "/%2e%2e/b", "/a\\b"])
+@pytest.mark.parametrize("path", ["//a", "/a/../b", "/%2e%2e/b", "/a\\b", "/a;b"])
 def test_a_path_that_servers_read_in_different_ways_is_refused(service: Asking, path: str) -> None:
     assert service.ask(path).status == 400
 
