@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,6 +163,21 @@ def test_every_metric_that_tells_of_trouble_is_on_the_dashboard() -> None:
         "headgate_rules_broken",
         "headgate_rules_contact_timestamp_seconds",
         "headgate_rules_stale",
+        "headgate_store_calls_total",
         "headgate_unmatched_principals_total",
         "headgate_worker_starts_total",
     }
+
+
+def test_every_alert_fires_in_a_case_and_does_not_in_another() -> None:
+    """Says Prometheus' own tool."""
+    promtool = shutil.which("promtool")
+    assert promtool, "promtool is needed: apt-get install prometheus"
+    for command in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts.test.yaml"]):
+        done = subprocess.run(
+            [promtool, *command], cwd=DOCS / "prometheus", capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    tests = yaml.safe_load((DOCS / "prometheus" / "alerts.test.yaml").read_text())["tests"]
+    cases = {(case["alertname"], bool(case["exp_alerts"])) for test in tests for case in test["alert_rule_test"]}
+    assert cases == {(alert["alert"], fires) for alert in alerts() for fires in (False, True)}

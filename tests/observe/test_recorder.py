@@ -16,7 +16,7 @@ from headgate.engine import AsyncEngine, JointRequest
 from headgate.engine.descriptors import Answered, AsyncDescriptorEngine
 from headgate.observe.hot_keys import EVERY
 from headgate.observe.logs import Principals
-from headgate.observe.recorder import DENIED, MOST_BY_VALUE, Recorder, RuleSeries
+from headgate.observe.recorder import DENIED, DOMAIN_EVERY, MOST_BY_VALUE, MOST_TIMED, Recorder, RuleSeries
 from headgate.observe.table import SIZE, CounterTable, TableReader
 from headgate.policy.envoy import Matching, loading
 from headgate.policy.envoy.request import Descriptor
@@ -66,6 +66,20 @@ def decisions_of(recorder: Recorder) -> dict[tuple[str, str], float]:
     }
 
 
+def by_rule(recorder: Recorder, wanted: str) -> dict[str, float]:
+    """What a metric says of each rule."""
+    found = samples(recorder.metrics()[1]).items()
+    return {dict(pairs)["rule"]: number for (name, pairs), number in found if name == wanted}
+
+
+def timed(recorder: Recorder) -> dict[str, float]:
+    return by_rule(recorder, "headgate_decision_duration_seconds_count")
+
+
+def near_limit(recorder: Recorder) -> dict[str, float]:
+    return by_rule(recorder, "headgate_rule_near_limit_total")
+
+
 def engine() -> AsyncEngine:
     return AsyncEngine(load(RULES))
 
@@ -76,7 +90,8 @@ def test_a_request_counts_for_every_rule_it_meets(recorder: Recorder, run: Run[A
         run(decisions.check(Request({"user": "ada", "ip": "203.0.113.9"}, "/orders/7")))
     counted = {("orders-user", "allowed"): 3, ("all-ip", "allowed"): 3, ("orders-user", "denied"): 1}
     assert decisions_of(recorder) == counted
-    assert value(recorder.metrics()[1], "headgate_decision_duration_seconds_count") == 4
+    assert timed(recorder) == {"orders-user": 4}
+    assert near_limit(recorder) == {"orders-user": 1}  # the third of three
 
 
 def test_a_rule_with_several_limits_counts_once(recorder: Recorder, run: Run[Any]) -> None:
@@ -124,7 +139,7 @@ def test_what_takes_nothing_is_timed_and_decides_nothing(recorder: Recorder, run
     text = recorder.metrics()[1]
     assert decisions_of(recorder) == {}
     assert value(text, "headgate_peeks_total") == 4
-    assert value(text, "headgate_decision_duration_seconds_count") == 4
+    assert sum(timed(recorder).values()) == 4
     assert value(text, "headgate_refunds_total") == 1
     assert value(text, "headgate_resets_total") == 1
 
@@ -237,6 +252,10 @@ def test_ten_thousand_rules_have_their_series(recorder: Recorder, run: Run[Any])
     counted = decisions_of(recorder)
     assert len(counted) == 20_000
     assert set(counted.values()) == {1}
+    assert len(near_limit(recorder)) == 10_000
+    by_themselves = timed(recorder)
+    assert len(by_themselves) == MOST_TIMED + 1
+    assert by_themselves["other"] == 2 * (10_000 - MOST_TIMED)
 
 
 def test_rules_beyond_the_bound_are_counted_as_other() -> None:
@@ -291,7 +310,9 @@ def test_descriptor_trees_are_counted_by_domain_and_descriptor(recorder: Recorde
     }
     text = recorder.metrics()[1]
     assert value(text, "headgate_unlimited_decisions_total", verdict="unlimited") == 3
-    assert value(text, "headgate_decision_duration_seconds_count") == 3
+    assert timed(recorder) == {"shop.user": 3}
+    assert near_limit(recorder) == {"shop.user": 1, "shop.shadow": 1}
+    assert value(text, "headgate_rule_decisions_total", rule="shop.user", outcome="denied", domain="shop") == 1
     assert msgspec.json.decode(recorder.hot_keys())["denied"][0]["key"] == "user=ada"
 
 
@@ -340,3 +361,15 @@ def test_descriptor_trees_that_refuse_nothing_are_counted_as_shadows(recorder: R
         record(recorder, run, trees, matching)
     assert decisions_of(recorder) == {("shop.user", "allowed"): 2, ("shop.user", "shadow_denied"): 1}
     assert msgspec.json.decode(recorder.hot_keys())["denied"] == []
+
+
+def test_an_unknown_domain_is_counted_and_logged_once_a_minute(
+    recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "headgate.rls"):
+        for second in range(DOMAIN_EVERY + 1):
+            recorder.unknown_domain(f"typo-{second}\n")
+            recorder.publish()
+    named = [line.__dict__["headgate_fields"]["domain"] for line in caplog.records]
+    assert named == ["typo-0\n", f"typo-{DOMAIN_EVERY}\n"]
+    assert value(recorder.metrics()[1], "headgate_unknown_domain_requests_total") == DOMAIN_EVERY + 1

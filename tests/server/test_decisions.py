@@ -90,7 +90,7 @@ def test_errors_go_through_and_nothing_is_recorded(decisions: Decisions) -> None
             await decisions.check(Request({"user": "ada"}, rule_id="missing"))
 
     asyncio.run(main())
-    assert counted(decisions, "decision_duration_seconds_count") == 0
+    assert b"headgate_decision_duration_seconds_count" not in decisions.recorder.metrics()[1]
 
 
 def test_a_rule_that_does_not_exist_lets_pass_and_says_so() -> None:

@@ -158,8 +158,8 @@ class UsageWriter:
                 seen[key] = value
                 more = value - before if value >= before else value  # less than before: it was begun anew
                 if more:
-                    rule, *outcome = values_of(labels)
-                    counts[rule, outcome[0] if outcome else DEGRADED] += more
+                    rule, *others = values_of(labels)
+                    counts[rule, others[0] if metric is metrics.RULE_DECISIONS else DEGRADED] += more
         return seen, counts
 
     def _bound(self) -> None:

@@ -77,19 +77,33 @@ def _histogram(name: str, text: str, *labels: str) -> Metric:
 
 CHECKS = _counter("checks", "Calls of an API, by how they ended: allowed, denied, error, shed.", "api", "outcome")
 CHECK_DURATION = _histogram("check_duration", "From a request to its answer, by API.", "api")
-DECISION_DURATION = _histogram("decision_duration", "A decision of the engine, store included.")
+DECISION_DURATION = _histogram(
+    "decision_duration",
+    "A decision, store included, by the rule that decided it; the first 100 rules, then other.",
+    "rule",
+)
 RULE_DECISIONS = _counter(
     "rule_decisions",
     "What each rule said: allowed, denied, shadow_allowed, shadow_denied. A request counts for every rule it met.",
     "rule",
     "outcome",
+    "domain",
 )
-RULE_DEGRADED = _counter("rule_degraded", "What each rule said without the store.", "rule")
+RULE_NEAR_LIMIT = _counter(
+    "rule_near_limit",
+    "Admissions that left a rule above its warning threshold: 80 % used, by default.",
+    "rule",
+    "domain",
+)
+RULE_DEGRADED = _counter("rule_degraded", "What each rule said without the store.", "rule", "domain")
 UNLIMITED = _counter(
     "unlimited_decisions", "Requests no limit was asked about: unlimited, or on the list allowed or denied.", "verdict"
 )
 UNMATCHED_PRINCIPALS = _counter(
     "unmatched_principals", "Principals that no rule and no list knows: user, ip, apikey, or other names.", "principal"
+)
+UNKNOWN_DOMAINS = _counter(
+    "unknown_domain_requests", "Requests of Envoy that passed because no descriptor file has their domain."
 )
 PEEKS = _counter("peeks", "Questions that took nothing.")
 REFUNDS = _counter("refunds", "Costs given back.")

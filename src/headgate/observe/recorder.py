@@ -17,6 +17,7 @@ from headgate.clock import BUCKETS, FINEST_NS
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.key import LITERAL
+from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND
 from headgate.engine import AsyncEngine, Reset, Ruling
 from headgate.observe import metrics
@@ -26,20 +27,24 @@ from headgate.observe.principal_use import PrincipalUse, WindowUse
 from headgate.observe.readings import Copies, Source, Watched, of_engine, of_process
 from headgate.observe.table import CounterTable
 from headgate.observe.workers import NodeCounters, Slice, Slots
-from headgate.policy.envoy.answering import Code, EnvoyAnswer
+from headgate.policy.envoy.answering import Code, EnvoyAnswer, Status
 from headgate.policy.envoy.matching import Match, Matching, MatchOutcome
 from headgate.policy.envoy.tree import DescriptorRule
 from headgate.policy.facts import facts_of
 from headgate.policy.request import PRINCIPALS, Request, principal_name
 from headgate.policy.selection import Selection, Verdict
 
-MOST_SERIES = 25_000
+MOST_SERIES = 40_000
 """The most series of a table; rules that come later are counted together, as `OTHER`."""
 MOST_BY_VALUE = 1000
 """The most names of rules that have values of requests in them; clients could make any number of them."""
+MOST_TIMED = 100
+"""The most rules whose decisions are timed each on its own; others are timed together, as `OTHER`."""
+DOMAIN_EVERY = 60
+"""Seconds between two log lines about domains that no descriptor file has."""
 OTHER = "other"
 ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED = "allowed", "denied", "shadow_allowed", "shadow_denied"
-DEGRADED = "degraded"
+DEGRADED, NEAR_LIMIT = "degraded", "near_limit"
 Refusing: TypeAlias = str | tuple[tuple[str, ...], tuple[bool, ...]]
 """Who refuses: the rule of a single limit; or the rules of several, and whether each limit would admit."""
 _LEAVE_EVERY = 30
@@ -47,9 +52,13 @@ _LEAVE_EVERY = 30
 _UNASKED = Verdict.UNLIMITED, Verdict.ALLOWED, Verdict.DENIED
 _PASSING, _OVER_LIMIT = (MatchOutcome.UNLIMITED, MatchOutcome.REPLACED), Code.OVER_LIMIT
 """To look members up in their class takes longer than all else that is done with them here."""
+_NORMAL = Pressure.NORMAL
+_NEAR = 5
+"""A descriptor's limit is near when less than one in so many is left, as in envoyproxy/ratelimit."""
 _is_allowed = attrgetter("allowed")
 _ACCESS = logging.getLogger("headgate.access")
 _RESETS = logging.getLogger("headgate.resets")
+_DOMAINS = logging.getLogger("headgate.rls")
 
 
 class Recorder:
@@ -86,11 +95,12 @@ class Recorder:
         self._series, self._names = RuleSeries(table), DescriptorNames()
         self._cells, self._known_cells = table.cells, self._series.known
         self._calls: dict[str, tuple[int, dict[str, int]]] = {}
-        self._took = table.cell_of(metrics.DECISION_DURATION)
+        self._took: dict[str, int] = {}
+        self._until_domain = 0
         self._until_sample = stride()
         self._until_denial = self._denial_stride = 1
         self._unlogged = table.cell_of(metrics.DENIALS_UNLOGGED)
-        self._peeks = table.cell_of(metrics.PEEKS)
+        self._peeks, self._unknown_domains = table.cell_of(metrics.PEEKS), table.cell_of(metrics.UNKNOWN_DOMAINS)
         self._refunds, self._resets = table.cell_of(metrics.REFUNDS), table.cell_of(metrics.RESETS)
         self._verdicts = {str(verdict): table.cell_of(metrics.UNLIMITED, verdict) for verdict in _UNASKED}
         self._unmatched = {
@@ -114,7 +124,8 @@ class Recorder:
 
     def ruled(self, api: str, ruling: Ruling, request: Request, elapsed_ns: int) -> None:
         """Note a decision by rules, asked for through an API."""
-        cells, took = self._cells, self._took
+        cells, rule_id = self._cells, ruling.rule_id
+        took = self._took.get(rule_id) or self._timed(rule_id)
         cells[took + (elapsed_ns // FINEST_NS).bit_length()] += 1
         cells[took + BUCKETS] += elapsed_ns
         if not request.cost:
@@ -124,14 +135,14 @@ class Recorder:
         if ruling.unmatched_principals:
             self._count_unmatched(ruling.unmatched_principals)
         if self._use is not None and type(selection := ruling.selection) is Selection:
-            self._use.asked(selection.enforced.plan, request.cost)
-            for limits in selection.shadow:
-                self._use.asked(limits.plan, request.cost)
+            _count_use(self._use, selection, request.cost)
         if decision is None or decision.degraded:
             self._count_unusual(ruling, request, api)
         elif decision.allowed:
             for cell in self._known_cells.get(ruling.rules) or self._series.admitting(ruling.rules):
                 cells[cell] += 1
+            if decision.state is not _NORMAL:
+                self._series.near(ruling.rules, decision.limits)
         else:
             self._count_refusal(ruling, decision, request, api)
         if ruling.shadow_rules:
@@ -139,12 +150,11 @@ class Recorder:
         self._until_sample -= 1
         if not self._until_sample:
             self._until_sample = stride()
-            self._hot.asked(ruling.rule_id, _value_of(request, ruling.rule_id, self._engine))
+            self._hot.asked(rule_id, _value_of(request, rule_id, self._engine))
 
     def answered(self, matching: Matching, answer: EnvoyAnswer, elapsed_ns: int, api: str = "rls") -> None:
         """Note a decision by an Envoy descriptor tree."""
-        self._time(elapsed_ns)
-        series = self._series
+        timed = ""
         for match, status in zip(matching.matches, answer.statuses, strict=True):
             rule = match.rule
             if rule is None or match.outcome in _PASSING:
@@ -157,17 +167,38 @@ class Recorder:
             if not match.hits:
                 self._cells[self._peeks] += 1
                 continue
-            name, is_shadow = self._names.of(rule, match), rule.shadow_mode or answer.shadowed
-            if not status.over:
-                series.count(name, SHADOW_ALLOWED if is_shadow else ALLOWED)
-            else:
-                series.count(name, SHADOW_DENIED if is_shadow else DENIED)
-                if not is_shadow and answer.code is _OVER_LIMIT:
-                    self._refused(name, match, api, status.duration_until_reset * SECOND, answer.degraded)
-            if answer.degraded:
-                series.count(name, DEGRADED)
+            name = self._names.of(rule, match)
+            timed = timed or name
+            self._count_status(name, match, status, answer, api)
             if self._is_sampled():
                 self._hot.asked(name, _descriptor_value(match))
+        self._time(timed, elapsed_ns)
+
+    def _count_status(self, name: str, match: Match, status: Status, answer: EnvoyAnswer, api: str) -> None:
+        """Count what the limits of one descriptor say."""
+        series, rule = self._series, match.rule
+        domain, is_shadow = ("", False) if rule is None else (rule.domain, rule.shadow_mode or answer.shadowed)
+        if not status.over:
+            series.count(name, SHADOW_ALLOWED if is_shadow else ALLOWED, domain)
+            limit = status.current_limit
+            if limit is not None and status.limit_remaining * _NEAR < limit.requests_per_unit:
+                series.count(name, NEAR_LIMIT, domain)
+        else:
+            series.count(name, SHADOW_DENIED if is_shadow else DENIED, domain)
+            if not is_shadow and answer.code is _OVER_LIMIT:
+                self._refused(name, match, api, status.duration_until_reset * SECOND, answer.degraded)
+        if answer.degraded:
+            series.count(name, DEGRADED, domain)
+
+    def unknown_domain(self, domain: str) -> None:
+        """Note a request of Envoy that passed because no descriptor file has its domain; once a minute in the log."""
+        self._cells[self._unknown_domains] += 1
+        if not self._until_domain:
+            self._until_domain = DOMAIN_EVERY
+            _DOMAINS.warning(
+                "no descriptor file has this domain: its requests pass. Check `domain` in Envoy's configuration",
+                extra=fields(domain=_bounded(domain)),
+            )
 
     def called(self, api: str, outcome: str, elapsed_ns: int) -> None:
         """Note a call of an API, from the request to the answer.
@@ -194,7 +225,7 @@ class Recorder:
 
     def looked(self, elapsed_ns: int) -> None:
         """Note that somebody asked without taking anything."""
-        self._time(elapsed_ns)
+        self._time("", elapsed_ns)
         self._cells[self._peeks] += 1
 
     def refunded(self) -> None:
@@ -212,6 +243,7 @@ class Recorder:
         self._copies.refresh()
         self._cells[self._unlogged] += self._denials.second()
         self._hot.second()
+        self._until_domain -= self._until_domain > 0
         self._node.show(self._hot.top())
         if self._use is not None:
             self._use.second()
@@ -250,10 +282,18 @@ class Recorder:
             self._node.leave(self._use.take(everything=True))
         self._node.close()
 
-    def _time(self, elapsed_ns: int) -> None:
-        cells, took = self._cells, self._took
+    def _time(self, rule: str, elapsed_ns: int) -> None:
+        cells, took = self._cells, self._took.get(rule) or self._timed(rule)
         cells[took + (elapsed_ns // FINEST_NS).bit_length()] += 1
         cells[took + BUCKETS] += elapsed_ns
+
+    def _timed(self, rule: str) -> int:
+        """Return the first cell of the histogram of a rule that was not timed yet; of too many, that of all others."""
+        timed = rule if len(self._took) < MOST_TIMED else OTHER
+        took = self._table.cell_of(metrics.DECISION_DURATION, timed)
+        if timed == rule:
+            self._took[rule] = took
+        return took
 
     def _is_sampled(self) -> bool:
         self._until_sample -= 1
@@ -313,6 +353,13 @@ class Recorder:
             self._denials.log(rule, value, api=api, retry_after_us=retry_after_us, reason=reason)
 
 
+def _count_use(use: PrincipalUse, selection: Selection, cost: int) -> None:
+    """Count what principals ask of the limits of a selection, of shadows as well."""
+    use.asked(selection.enforced.plan, cost)
+    for limits in selection.shadow:
+        use.asked(limits.plan, cost)
+
+
 def _value_of(request: Request, rule_id: str, engine: AsyncEngine | None) -> str:
     """Return what the rule counts a request by; where that is not known any more, what the request has."""
     if engine is not None and rule_id:
@@ -345,6 +392,10 @@ def _bounded(value: str) -> str:
     return f"{value[: LITERAL - 20]}...#{digest}"
 
 
+_METRIC_OF = {DEGRADED: metrics.RULE_DEGRADED, NEAR_LIMIT: metrics.RULE_NEAR_LIMIT}
+"""Of outcomes that have a metric of their own."""
+
+
 class RuleSeries:
     """Counts what rules say.
 
@@ -357,7 +408,7 @@ class RuleSeries:
 
     def __init__(self, table: CounterTable, *, most: int = MOST_SERIES) -> None:
         self._table, self._most = table, most
-        outcomes = ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, DEGRADED
+        outcomes = ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, DEGRADED, NEAR_LIMIT
         self._cells_of: dict[str, dict[str, int]] = {outcome: {} for outcome in outcomes}
         self.known: BoundedCache[tuple[str, ...] | Refusing, tuple[int, ...]] = BoundedCache(most)
         """What `admitting` and `refusing` have returned."""
@@ -383,16 +434,21 @@ class RuleSeries:
             is_allowed = is_allowed and decision.allowed
         self.count(rule, SHADOW_ALLOWED if is_allowed else SHADOW_DENIED)
 
-    def count(self, rule: str, outcome: str) -> None:
-        """Count one more decision of a rule."""
-        cell = self._cells_of[outcome].get(rule)
-        self._table.cells[self._found(rule, outcome) if cell is None else cell] += 1
+    def near(self, rules: Sequence[str], decisions: Sequence[Decision]) -> None:
+        """Count each rule once of whose limits one is above its warning threshold, by limits side by side."""
+        for rule in {rules[place] for place, decision in enumerate(decisions) if decision.state is not _NORMAL}:
+            self.count(rule, NEAR_LIMIT)
 
-    def _found(self, rule: str, outcome: str) -> int:
-        labels = () if outcome == DEGRADED else (outcome,)
-        metric = metrics.RULE_DEGRADED if outcome == DEGRADED else metrics.RULE_DECISIONS
+    def count(self, rule: str, outcome: str, domain: str = "") -> None:
+        """Count one more decision of a rule; of a descriptor file, with its domain."""
+        cell = self._cells_of[outcome].get(rule)
+        self._table.cells[self._found(rule, outcome, domain) if cell is None else cell] += 1
+
+    def _found(self, rule: str, outcome: str, domain: str = "") -> int:
+        metric = _METRIC_OF.get(outcome, metrics.RULE_DECISIONS)
+        labels = (*((outcome,) if metric is metrics.RULE_DECISIONS else ()), *((domain,) if domain else ()))
         if len(self._table) >= self._most and not self._table.has(metric, rule, *labels):
-            return self._table.cell_of(metric, OTHER, *labels)
+            return self._table.cell_of(metric, OTHER, *([outcome] if metric is metrics.RULE_DECISIONS else []))
         cell = self._cells_of[outcome][rule] = self._table.cell_of(metric, rule, *labels)
         return cell
 

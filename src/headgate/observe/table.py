@@ -178,9 +178,11 @@ def _record(memory: memoryview, position: int, cell: int) -> _Record | None:
 def labels_of(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     """Return labels as text, such as ``rule="orders",outcome="denied"``. Long values are cut.
 
+    The last labels may have no values and are then left out, which Prometheus treats like empty ones.
+
     What is not text in UTF-8, or a control character, is replaced: no value can end a line or another label.
     """
-    return ",".join([f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True)])
+    return ",".join([f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=False)])
 
 
 @lru_cache(maxsize=50_000)

@@ -8,6 +8,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from headgate.policy.envoy import load
+from tests.observe.readings import value
 from tests.server.rls.conftest import Asking
 from tests.server.rls.messages import OK, OVER_LIMIT, descriptor, headers
 
@@ -95,6 +96,9 @@ def test_what_is_special_in_a_tree(service: Asking) -> None:
     assert (free.overall_code, free.statuses[0].limit_remaining) == (OK, 2**32 - 1)
     assert service.codes([("nobody", "knows")]) == [OK, OK]
     assert service.codes(IP, domain="unknown") == [OK, OK]
+    assert service.service is not None
+    text = service.service.recorder.metrics()[1]
+    assert value(text, "headgate_unknown_domain_requests_total") == 1
 
 
 def test_nobody_is_told_to_come_back_with_what_could_never_pass(in_memory: Asking) -> None:

@@ -170,6 +170,8 @@ class RateLimitService:
         if count > 1 and (refusal := self._admit_more(count - 1, peer)) is not None:
             raise refusal.error()
         if matching is not None and self.trees is not None:
+            if not matching.known:
+                self.recorder.unknown_domain(asked.question.domain)
             return self._matched(self.trees, matching)
         if self._decisions is None:
             return RlsAnswer(True, codec.OK + _UNMATCHED * count)
