@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -18,10 +20,12 @@ from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
 from headgate.admin.objects import InUse, ObjectKind, Operation, UnknownObject, VersionConflict, operations_between
 from headgate.admin.tables import overrides
-from headgate.policy.changing import BodyChange, put
+from headgate.policy.changing import BodyChange, changed, put
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
 from headgate.policy.problems import InvalidRules
+from tests.policy.test_changing import DOCUMENT as RULES
+from tests.policy.test_changing import STEPS
 
 ME = Actor("me", "request-1", "a test")
 DOCUMENT: dict[str, Any] = {
@@ -359,6 +363,38 @@ class TestCatchingUp:
             assert await catalog.changed_since(9) is None
 
         on(url, work)
+
+    def test_what_is_checked_alone_is_accepted_and_followed_as_if_everything_had_been_read(self, url: str) -> None:
+        @settings(max_examples=15, suppress_health_check=list(HealthCheck))
+        @given(st.lists(st.lists(STEPS, min_size=1, max_size=3), min_size=1, max_size=6))
+        def holds(steps: list[list[BodyChange]]) -> None:
+            on(url, lambda catalog: work(catalog, steps))
+
+        async def work(catalog: Catalog, steps: list[list[BodyChange]]) -> None:
+            await catalog.apply(RULES, ME)
+            whole = await catalog.document()
+            followed = from_data(whole.document)
+            for step in steps:  # of which a follower sees each, or several at once
+                for each in step:
+                    wanted = deepcopy((await catalog.document()).document)
+                    put(wanted, [each])
+                    operation = Operation(ObjectKind(each.kind), each.id, each.body)
+                    try:
+                        from_data(wanted)
+                    except InvalidRules:
+                        with pytest.raises(InvalidRules):
+                            await catalog.change([operation], ME)
+                    else:
+                        with suppress(UnknownObject):
+                            await catalog.change([operation], ME)
+                changes = await catalog.changed_since(whole.revision)
+                assert changes is not None
+                from_data(await catalog.about(changes))
+                whole = await catalog.document()
+                followed = changed(followed, changes.changes)
+                assert followed == from_data(whole.document)
+
+        holds()
 
     def test_of_what_is_too_long_ago_nothing_is_said(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("headgate.admin.transaction.KEPT_CHANGES", 2)

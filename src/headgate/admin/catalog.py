@@ -126,19 +126,23 @@ class Catalog:
                 if kind == ORDER:  # of which single rules say nothing
                     return None
                 names.setdefault(ObjectKind(kind), []).append(subject)
-            bodies: list[BodyChange] = []
+            over = versions.c.kind == ObjectKind.RULE, versions.c.revision > number, versions.c.body.is_(None)
+            moved = set((await connection.execute(select(versions.c.id).where(*over))).scalars())
+            bodies = [BodyChange(ObjectKind.RULE, name, None) for name in moved]  # what came back is the last one
             for kind, ids in names.items():
                 stored = await stored_of(connection, kind, ids)
                 in_order = dict.fromkeys([*stored, *ids])  # new rules follow each other as they do there
                 bodies += [
-                    BodyChange(kind, name, stored[name].written if name in stored else None) for name in in_order
+                    BodyChange(kind, name, stored[name].written if name in stored else None)
+                    for name in in_order
+                    if name in stored or kind is not ObjectKind.RULE or name not in moved
                 ]
             return Changes(now, tuple(bodies))
 
     async def about(self, given: Changes) -> Body:
         """Return what changes have to go with, themselves included, as the data of a rules file.
 
-        Users whom they cannot concern are left out and, if only users change, rules as well.
+        What they cannot concern is left out; of users with the same override there is one.
         """
         operations = [Operation(ObjectKind(each.kind), each.id, each.body) for each in given.changes]
         async with self.database.reading() as connection:

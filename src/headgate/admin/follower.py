@@ -27,12 +27,12 @@ from sqlalchemy import delete, insert, select, text, update
 from headgate.admin.catalog import Catalog
 from headgate.admin.database import PATIENCE, Database, DatabaseError, DatabaseUnavailable
 from headgate.admin.keys import check_keys
-from headgate.admin.objects import CHANNEL, ObjectKind
+from headgate.admin.objects import CHANNEL
 from headgate.admin.tables import epoch_us, nodes
 from headgate.core.errors import InvalidRule
 from headgate.policy.key_file import KEYS, SharedKey, write_keys
 from headgate.policy.loading import from_data
-from headgate.policy.snapshot import WHOLE, Changes, Following, SnapshotWriter, Whole, read_following, write_following
+from headgate.policy.snapshot import WHOLE, Following, SnapshotWriter, Whole, read_following, write_following
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at the revision of a database that tells by itself."""
@@ -142,7 +142,7 @@ class Follower:
         """Take what is new. Raises DatabaseError, InvalidRule, OSError."""
         await self._take_keys()  # first: a key that is revoked does not wait for rules that are wrong
         changes = await self._catalog.changed_since(self.revision)
-        if changes is None or _may_reorder(changes) or not self._writer.is_intact():
+        if changes is None or not self._writer.is_intact():
             await self._take(await self._catalog.document())
             return
         if changes.revision != self.revision:
@@ -197,11 +197,6 @@ class Follower:
             with suppress(DatabaseError):  # it is said elsewhere that the database is away
                 await _register(self._database, self._status._replace(seen_at=epoch_us()))
             await asyncio.sleep(REPORT_EVERY)
-
-
-def _may_reorder(changes: Changes) -> bool:
-    """Whether rules may have another order, which single changes do not tell: one that is new is the last."""
-    return sum(change.kind == ObjectKind.RULE for change in changes.changes) > 1
 
 
 async def nodes_of(database: Database, now: int) -> list[NodeStatus]:

@@ -185,18 +185,12 @@ async def announce(connection: AsyncConnection, number: int) -> None:
         await connection.execute(select(func.pg_notify(CHANNEL, str(number))))
 
 
-async def document_of(connection: AsyncConnection, with_users: set[str] | None = None) -> Body:
-    """Return all that is in force as the data of a rules file; of users only some, if they are given."""
-    document: Body = {"version": 1}
+async def document_of(connection: AsyncConnection) -> Body:
+    """Return all that is in force as the data of a rules file."""
     in_order = select(*stored_columns(rules)).order_by(rules.c.position, rules.c.id)
-    document["rules"] = [Stored(ObjectKind.RULE, *row).written for row in await connection.execute(in_order)]
-    document["tiers"] = await bodies_in(connection, tiers)
-    if with_users is None:
-        document["users"] = await bodies_in(connection, users)
-    else:
-        found = await stored_of(connection, ObjectKind.USER, with_users)
-        document["users"] = {name: each.body for name, each in found.items()}
-    return document | await bodies_in(connection, settings)
+    written = [Stored(ObjectKind.RULE, *row).written for row in await connection.execute(in_order)]
+    document = {"version": 1, "rules": written, "tiers": await bodies_in(connection, tiers)}
+    return document | {"users": await bodies_in(connection, users), **await bodies_in(connection, settings)}
 
 
 async def bodies_in(connection: AsyncConnection, table: Table) -> dict[str, Any]:

@@ -75,6 +75,14 @@ def among(connection: AsyncConnection, column: Column[str], names: Iterable[str]
     return column.in_(select(listed.c.value))
 
 
+def member(connection: AsyncConnection, column: Column[Any], table: str, name: Column[str]) -> ColumnElement[str]:
+    """Return a member of a table in a JSON value, as text; without parameters, see `constant`."""
+    if connection.dialect.name == "postgresql":
+        return func.json_extract_path_text(column, literal_column(f"'{table}'", Text), name, type_=Text)
+    path = literal_column(f"""'$.{table}."'""", Text) + name + literal_column("""'"'""", Text)
+    return func.json_extract(column, path, type_=Text)
+
+
 def upsert(connection: AsyncConnection, table: Table) -> Any:
     """Return an insertion that can say what happens to rows that are there already."""
     return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)

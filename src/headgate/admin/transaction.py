@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Table, bindparam, delete, func, insert, or_, select, update
+import msgspec
+from sqlalchemy import Table, bindparam, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin import audit
@@ -23,15 +24,15 @@ from headgate.admin.objects import (
     announce,
     bodies_in,
     check_version,
-    document_of,
     revision_number,
     stored_of,
     without_overrides,
 )
-from headgate.admin.statements import among, write_rows
+from headgate.admin.statements import among, member, write_rows
 from headgate.admin.tables import changes, overrides, revision, rules, settings, tiers, users, versions
 from headgate.policy.changing import BodyChange, put
 from headgate.policy.dumping import to_data
+from headgate.policy.forms import ALLOW, DEFAULT_ID
 from headgate.policy.loading import from_data
 from headgate.policy.model import Ruleset
 from headgate.policy.problems import Finding, InvalidRules
@@ -240,41 +241,88 @@ async def uses_of(connection: AsyncConnection, kind: ObjectKind, name: str, now:
 
 
 async def document_about(connection: AsyncConnection, operations: Sequence[Operation]) -> Body:
-    """Return what there would be, as far as these operations can make a difference; see `Catalog.about`."""
-    touched = {kind: {each.id for each in operations if each.kind is kind} for kind in ObjectKind}
-    if touched[ObjectKind.RULE] or touched[ObjectKind.TIER] or touched[ObjectKind.SETTING]:
-        document = await document_of(connection, with_users=await _users_concerned(connection, touched))
-    else:
-        document = await _document_for_users(connection, operations)
-    put(document, [BodyChange(kind, name, body) for kind, name, body, _ in operations])
+    """Return what there would be, as far as these operations can make a difference; see `Catalog.about`.
+
+    Of users whom a rule or a tier concerns there is one for each different override.
+    """
+    touched = {kind: {each.id: each.body for each in operations if each.kind is kind} for kind in ObjectKind}
+    in_force = await bodies_in(connection, settings)
+    document: Body = {name: in_force[name] for name in ("default_tier", "default") if name in in_force}
+    document |= {"version": 1, "tiers": await bodies_in(connection, tiers), "users": {}}
+    put(document, [BodyChange(kind, name, body) for kind, name, body, _ in operations if kind is not ObjectKind.RULE])
+    edited = set(touched[ObjectKind.RULE])
+    gone = {name for name, body in touched[ObjectKind.RULE].items() if body is None}
+    if "default" in touched[ObjectKind.SETTING]:
+        before, after = _default_id(in_force.get("default")), _default_id(document.get("default"))
+        edited |= {before, after}
+        gone |= {before} - {after}
+    retiered: list[Any] = [*touched[ObjectKind.TIER]]
+    if "default_tier" in touched[ObjectKind.SETTING]:
+        retiered.append(document.get("default_tier"))
+    concerned = edited.union(*[_names_in(_part(document["tiers"], tier)) for tier in retiered])
+    named = concerned.union(*[_names_in(_part(body, "overrides")) for body in document["users"].values()])
+    document["tiers"] = {
+        tier: {rule: body for rule, body in given.items() if rule in named} if isinstance(given, dict) else given
+        for tier, given in document["tiers"].items()
+    }
+    document["rules"] = await _rules_about(connection, touched[ObjectKind.RULE], named, gone)
+    put(document, [BodyChange(kind, name, body) for kind, name, body, _ in operations if kind is ObjectKind.RULE])
+    if concerned:
+        await _add_users(connection, concerned, document["users"], touched[ObjectKind.USER])
     return document
 
 
-async def _document_for_users(connection: AsyncConnection, operations: Sequence[Operation]) -> Body:
-    """Return the rules that the overrides of users name, and what tiers change of them."""
-    given = [each.body.get("overrides") for each in operations if isinstance(each.body, dict)]
-    named = sorted({name for table in given if isinstance(table, dict) for name in table if isinstance(name, str)})
-    document: Body = {"version": 1, "rules": [], "tiers": {}, "users": {}}
-    if not named:
-        return document
-    for stored in (await stored_of(connection, ObjectKind.RULE, named)).values():
-        document["rules"].append({key: value for key, value in stored.body.items() if key != "replaces"})
-    known = {rule["id"] for rule in document["rules"]}
-    for tier, changed in (await bodies_in(connection, tiers)).items():
-        document["tiers"][tier] = {rule: body for rule, body in changed.items() if rule in known}
-    in_force = await bodies_in(connection, settings)
-    return document | {name: in_force[name] for name in ("default_tier", "default") if name in in_force}
+async def _rules_about(
+    connection: AsyncConnection, touched: Mapping[str, Any], named: set[str], gone: set[str]
+) -> list[Body]:
+    """Return the rules that are named, and those that touched ones replace, or that replace what is gone."""
+    found: dict[str, Body] = {}
+    for name, stored in (await stored_of(connection, ObjectKind.RULE, named)).items():
+        found[name] = {**stored.body, "replaces": []}
+    seen: set[str] = set()
+    following = {name for body in touched.values() for name in _names_in(_part(body, "replaces"))}
+    while following := following - seen:  # what they replace, and what that replaces: all that a circle could have
+        seen |= following
+        some = await stored_of(connection, ObjectKind.RULE, following)
+        found |= {name: stored.body for name, stored in some.items()}
+        following = {name for stored in some.values() for name in _names_in(_part(stored.body, "replaces"))}
+    if gone:
+        replaces = rules.c.body["replaces"].as_string()
+        for name, listed in await connection.execute(select(rules.c.id, replaces).where(replaces.is_not(None))):
+            if name not in touched and (others := gone.intersection(_names_in(msgspec.json.decode(listed)))):
+                stored = (await stored_of(connection, ObjectKind.RULE, [name]))[name]
+                found[name] = {**stored.body, "replaces": sorted(others)}
+    return list(found.values())
 
 
-async def _users_concerned(connection: AsyncConnection, touched: Mapping[ObjectKind, set[str]]) -> set[str]:
-    """Return the users whose overrides are about rules, or on top of tiers, that these operations touch."""
-    no_tier = {""} if "default_tier" in touched[ObjectKind.SETTING] else set()
-    concerns = or_(
-        among(connection, overrides.c.rule_id, touched[ObjectKind.RULE]),
-        among(connection, users.c.tier, touched[ObjectKind.TIER] | no_tier),
+async def _add_users(connection: AsyncConnection, concerned: set[str], given: Body, touched: Mapping[str, Any]) -> None:
+    """Add to the data of users one for each different override of rules, and tier; touched ones are there already."""
+    change = member(connection, users.c.body, "overrides", overrides.c.rule_id)
+    kinds = overrides.c.rule_id, users.c.tier, change
+    some = (
+        select(func.min(overrides.c.user_id), *kinds)
+        .join(users, users.c.id == overrides.c.user_id)
+        .where(among(connection, overrides.c.rule_id, concerned), ~among(connection, overrides.c.user_id, touched))
+        .group_by(*kinds)
     )
-    found = select(overrides.c.user_id).distinct().join(users, users.c.id == overrides.c.user_id).where(concerns)
-    return set((await connection.execute(found)).scalars())
+    for name, rule, tier, text in await connection.execute(some):
+        user = given.setdefault(name, {"overrides": {}} | ({"tier": tier} if tier else {}))
+        user["overrides"][rule] = msgspec.json.decode(text or "null")
+
+
+def _default_id(default: Any) -> str:
+    """Return the id of the default rule, or an empty text."""
+    own = default.get("id", default.get("rule_id", DEFAULT_ID)) if isinstance(default, dict) else DEFAULT_ID
+    return own if default not in (None, ALLOW) and isinstance(own, str) else ""
+
+
+def _part(body: Any, name: Any) -> Any:
+    """Return a part of data that nobody has checked yet; None if there is none."""
+    return body.get(name) if isinstance(body, dict) and isinstance(name, str) else None
+
+
+def _names_in(part: Any) -> list[str]:
+    return [name for name in part if isinstance(name, str)] if isinstance(part, dict | list) else []
 
 
 def _wanted(operations: Sequence[Operation], found: _Found) -> list[Operation]:
