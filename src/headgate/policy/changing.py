@@ -136,11 +136,11 @@ def _reached(edited: Iterable[str], rules: Mapping[str, Rule]) -> dict[str, Rule
     return reached
 
 
-def _overriding(users: Mapping[str, User], rules: Collection[str]) -> dict[str, User]:
+def _overriding(users: Mapping[str, User], rules: set[str]) -> dict[str, User]:
     """Return a user for each different override of these rules: there are few even where there are many users."""
     found: dict[tuple[str, str, Change], str] = {}
     for name, user in users.items():
-        if user.overrides:
+        if not rules.isdisjoint(user.overrides):
             for rule in user.overrides.keys() & rules:
                 found.setdefault((user.tier, rule, user.overrides[rule]), name)
     examples: dict[str, User] = {}
