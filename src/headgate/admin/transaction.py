@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Table, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin import audit
@@ -231,11 +231,10 @@ async def uses_of(connection: AsyncConnection, kind: ObjectKind, name: str, now:
     else:
         lasts = or_(overrides.c.until.is_(None), overrides.c.until > now)
         overriding = select(overrides.c.user_id).where(overrides.c.rule_id == name, lasts).order_by(overrides.c.user_id)
-        bodies = await bodies_in(connection, rules)
         found = {
             USERS: list((await connection.execute(overriding)).scalars()),
             TIERS: [tier for tier, changed in (await bodies_in(connection, tiers)).items() if name in changed],
-            "rules": [rule for rule, body in bodies.items() if name in body.get("replaces", ())],
+            "rules": list(await _replacing(connection, {name})),
         }
     return {how: names for how, names in found.items() if names}
 
@@ -286,13 +285,18 @@ async def _rules_about(
         some = await stored_of(connection, ObjectKind.RULE, following)
         found |= {name: stored.body for name, stored in some.items()}
         following = {name for stored in some.values() for name in _names_in(_part(stored.body, "replaces"))}
-    if gone:
-        replaces = rules.c.body["replaces"].as_string()
-        for name, listed in await connection.execute(select(rules.c.id, replaces).where(replaces.is_not(None))):
-            if name not in touched and (others := gone.intersection(_names_in(msgspec.json.decode(listed)))):
-                stored = (await stored_of(connection, ObjectKind.RULE, [name]))[name]
-                found[name] = {**stored.body, "replaces": sorted(others)}
+    replacing = await _replacing(connection, gone) if gone else {}
+    for name, stored in (await stored_of(connection, ObjectKind.RULE, replacing.keys() - touched.keys())).items():
+        found[name] = {**stored.body, "replaces": replacing[name]}
     return list(found.values())
+
+
+async def _replacing(connection: AsyncConnection, names: set[str]) -> dict[str, list[str]]:
+    """Return the ids of all rules that replace some of these, each with which of them."""
+    replaces = rules.c.body["replaces"].as_string()
+    listed = select(rules.c.id, replaces).where(replaces.is_not(None)).order_by(rules.c.id)
+    read = {rule: _names_in(msgspec.json.decode(text)) for rule, text in await connection.execute(listed)}
+    return {rule: sorted(names.intersection(replaced)) for rule, replaced in read.items() if names & {*replaced}}
 
 
 async def _add_users(connection: AsyncConnection, concerned: set[str], given: Body, touched: Mapping[str, Any]) -> None:
