@@ -449,6 +449,42 @@ class TestRules:
 
         on(url, work)
 
+    def test_an_apply_leaves_alone_what_its_file_does_not_have(self, url: str) -> None:
+        async def work(admin: Admin) -> None:
+            async def applied(document: dict[str, Any], query: str = "") -> Any:
+                path = f"/api/v1/apply?dry_run={{}}{query}"
+                tried = await admin.ask("POST", path.format("true"), document)
+                done = await admin.ask("POST", path.format("false"), document)
+                assert done.status_code == 200, done.text
+                did = [(each["action"], each["kind"], each["id"]) for each in done.json()["changes"]]
+                assert [(each["action"], each["kind"], each["id"]) for each in tried.json()["changes"]] == did
+                left = (await admin.catalog.document()).document
+                return did, {name: left.get(name) for name in ("tiers", "users", "ignore_case")}
+
+            until = {"limit": 500, "until": "2036-01-01T00:00:00Z"}
+            for user, change in (("for-ever", {"limit": 500}), ("for-now", until), ("both", until)):
+                await admin.ask("POST", f"/api/v1/users/{user}/override", {"rule_id": "orders-user", **change})
+            await admin.ask("PUT", "/api/v1/settings/ignore_case", body=True)
+            before = (await admin.catalog.document()).document
+            rules = [{**DOCUMENT["rules"][0], "limit": 6}, DOCUMENT["rules"][1]]
+            did, left = await applied({"version": 1, "rules": rules})
+            assert sorted(did) == [("delete", "rule", "team/a"), ("update", "rule", "orders-user")]
+            assert left == {name: before[name] for name in left}, "the file has only rules"
+            wrong = await admin.ask("POST", "/api/v1/apply", {"version": 1, "rules": rules[1:]})
+            assert "there is no rule 'orders-user'" in wrong.text, "what is left alone goes with what is applied"
+            file: dict[str, Any] = {"version": 1, "rules": rules, "tiers": {}, "ignore_case": False}
+            file["users"] = {"both": {"overrides": {"orders-user": {"limit": 7}}}, "new": {"tier": "gold"}}
+            did, left = await applied(file)
+            assert ("delete", "user", "for-ever") in did
+            assert ("delete", "tier", "gold") in did
+            kept = {"for-now": {"overrides": {"orders-user": until}}}
+            assert left == {"tiers": {}, "users": file["users"] | kept, "ignore_case": None}
+            assert await applied(file) == ([], left)
+            did, left = await applied(file, "&replace_users=true")
+            assert (did, left["users"]) == ([("delete", "user", "for-now")], file["users"])
+
+        on(url, work)
+
 
 class TestUsers:
     def test_a_tier_an_override_and_a_reset_act_on_the_next_decision(self, url: str) -> None:

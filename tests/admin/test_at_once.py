@@ -88,7 +88,8 @@ def test_no_update_is_lost_between_editors(url: str) -> None:
 
 def test_no_override_is_lost_between_editors_of_one_user(url: str) -> None:
     """Two services on one database, none of whose editors knows of a version: all that is accepted is kept."""
-    document = {"version": 1, "rules": [{"id": f"r{number}", "limit": 1, "window": "1m"} for number in range(10)]}
+    rules = [{"id": f"r{number}", "limit": 1, "window": "1m"} for number in range(10)]
+    document = {"version": 1, "tiers": {}, "rules": rules}
 
     async def main() -> None:
         async with plane(url) as here, plane(url) as there:

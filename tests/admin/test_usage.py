@@ -371,7 +371,7 @@ class TestAsking:
                 batches = [UsageBatch(1 + each, now - each * HOUR_US * 10, counts) for each in range(4)]
                 await usage.add(database, "me", batches, now)
                 rules = [{"id": "orders-user", "limit": 1, "window": "1m"}, {"id": "new", "limit": 1, "window": "1m"}]
-                document = {"version": 1, "rules": rules}
+                document = {"version": 1, "tiers": {}, "rules": rules}
                 for query, said in (("?dry_run=true", {"allowed": 21, "denied": 6}), ("", None)):
                     answer = await admin.ask("POST", f"/api/v1/apply{query}", document)
                     changes = {(each["kind"], each["id"]): each.get("last_day") for each in answer.json()["changes"]}

@@ -366,7 +366,7 @@ class TestAsking:
                 assert "is one of another length: an estimate" in said["odd"]["assumes"]
                 assert "is counted by the calendar: an estimate" in said["calendar"]["assumes"]
                 assert said["gcra"]["assumes"].endswith("is a gcra: an estimate, without regard to its burst")
-                file = {"version": 1, "rules": [{"id": "long", "quota": "6/minute; 900/365d"}]}
+                file = {"version": 1, "tiers": {}, "rules": [{"id": "long", "quota": "6/minute; 900/365d"}]}
                 tried = (await admin.ask("POST", "/api/v1/apply?dry_run=true", file)).json()
                 (changed,) = [each for each in tried["changes"] if each["id"] == "long"]
                 assert changed["not_counted"] == ["900/365d"]

@@ -160,6 +160,13 @@ def test_a_file_that_was_just_got_differs_in_nothing(operator: Operator, tmp_pat
     file.write_text(operator.run("rules", "get"))
     assert operator.run("rules", "diff", str(file)) == "no difference\n"
     assert operator.run("rules", "apply", str(file), "--dry-run").startswith("0 changes")
+    operator.run("users", "override", "kept", "all-ip", "--limit", "5", "--until", "2036-01-01T00:00:00Z")
+    assert operator.run("rules", "diff", str(file)) == "no difference\n"
+    file.write_text(f"{file.read_text()}\nusers: {{}}\n")
+    assert operator.run("rules", "diff", str(file)) == "no difference\n", "what has an end is not for files"
+    ended = ("rules", "apply", str(file), "--replace-users")
+    assert "would delete 1 user\n1 changes" in operator.run(*ended, "--dry-run")
+    assert "deleted 1 user\n1 changes" in operator.run(*ended, "--yes")
 
 
 def test_an_override_is_shown_with_the_limits_that_it_makes(operator: Operator) -> None:

@@ -12,7 +12,7 @@ the version that it is to replace.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import func, select
@@ -50,7 +50,7 @@ from headgate.admin.transaction import (
     ended_overrides,
     uses_of,
 )
-from headgate.policy.changing import BodyChange
+from headgate.policy.changing import BodyChange, merged
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
 from headgate.policy.model import Ruleset
@@ -230,12 +230,16 @@ class Catalog:
         dry_run: bool = False,
         only_first: bool = False,
         expected: int | None = None,
+        sections: Collection[str] | None = None,
+        replace_users: bool = False,
     ) -> Changed:
-        """Let these rules, or those that the data of a rules file says, and nothing else be in force; see `change`.
+        """Let these rules, or those that the data of a rules file says, be in force; see `change`.
 
         With `dry_run` it is only said what would be changed; with `only_first` nothing happens where anything was ever
-        changed. `expected` is the revision that is replaced.
+        changed. `expected` is the revision that is replaced. If `sections` are given, what is not in them stays as it
+        is, see `headgate.policy.changing.merged`; else nothing else is in force.
         """
+        ruleset: Ruleset | None
         ruleset = wanted if isinstance(wanted, Ruleset) else await asyncio.to_thread(from_data, wanted)
         document = await asyncio.to_thread(to_data, ruleset)
         async with self.database.exclusively(dry_run=dry_run) as connection:
@@ -247,6 +251,10 @@ class Catalog:
             known = {rule["id"]: rule for rule in present["rules"]}
             for place, rule in enumerate(document["rules"]):
                 check_stamps(rule, known.get(rule["id"], {}), f"rules[{place}].")
+            if sections is not None:
+                whole = await asyncio.to_thread(merged, document, present, sections, replace_users=replace_users)
+                ruleset = ruleset if whole == document else None  # else it is not known whether all goes together
+                document = whole
             operations = await asyncio.to_thread(operations_between, present, document)
             transaction = Transaction(connection, actor, self._now(), dry_run=dry_run)
             return await transaction.run(operations, list(bodies_of(document, ObjectKind.RULE)), ruleset)

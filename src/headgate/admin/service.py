@@ -28,7 +28,7 @@ from headgate.core.errors import UsageError
 from headgate.engine import AsyncEngine
 from headgate.engine.ruling import explained_data, state_data
 from headgate.policy.dumping import to_data
-from headgate.policy.loading import change_from_data, from_data, load, rule_from_data
+from headgate.policy.loading import change_from_data, from_data, read, rule_from_data
 from headgate.policy.model import Change, Ruleset, User
 from headgate.policy.request import Request
 from headgate.policy.times import moment_text
@@ -142,17 +142,28 @@ class AdminService:
         else:
             await self.rules.change([Operation(kind, name, None, expected)], actor)
 
-    async def apply(self, text: str, actor: Actor, expected: int | None = None, *, dry_run: bool) -> dict[str, Any]:
-        """Let a whole rules file be in force; says what that changes, and, if it is tried, how much that is used."""
+    async def apply(
+        self, text: str, actor: Actor, expected: int | None = None, *, dry_run: bool, replace_users: bool = False
+    ) -> dict[str, Any]:
+        """Let what a rules file has be in force; says what that changes, and, if it is tried, how much that is used.
+
+        See `Catalog.apply` for what stays as it is.
+        """
         with _without_collections():
-            wanted = await asyncio.to_thread(load, text)
+            loaded = await asyncio.to_thread(read, text)
+            wanted, sections = loaded.ruleset, loaded.sections
             present = (await self.rules.document()).document if dry_run else {}
-            changed = await self.rules.apply(wanted, actor, dry_run=dry_run, expected=expected)
+            changed = await self.rules.apply(
+                wanted, actor, dry_run=dry_run, expected=expected, sections=sections, replace_users=replace_users
+            )
             differences = [
                 {"kind": kind, "id": name, "action": action, "before": before, "after": after}
                 for action, kind, name, before, after in changed.entries
             ]
             if dry_run and self._database is not None:
+                kept = {name: present[name] for name in present.keys() - sections - {"version", "users"}}
+                data = {**to_data(wanted), "users": {}, **kept}
+                wanted = await asyncio.to_thread(from_data, data)
                 await self._say_whom_it_touches(self._database, differences, present, wanted)
         return {"revision": changed.revision, "dry_run": dry_run, "changes": differences}
 

@@ -44,11 +44,17 @@ def for_envoy(file: str) -> DescriptorPolicy | None:
 
 def checked(file: str) -> Loaded:
     """Return the rules of a file that can be used. Raises InvalidRules."""
+    return checked_text(file)[1]
+
+
+def checked_text(file: str) -> tuple[str, Loaded]:
+    """Return a file of rules that can be used, as it is written and as it is read. Raises InvalidRules."""
     names = [*expanded([file])]
     if len(names) > 1:
         message = f"this folder has {len(names)} files of rules: name one of them"
         raise InvalidRules([Finding(message, file=file, kind=ProblemKind.FILE)])
-    return read(text(names[0]), name=shown(names[0]))
+    written = text(names[0])
+    return written, read(written, name=shown(names[0]))
 
 
 def validated(files: Iterable[str], *, merge_domains: bool) -> list[tuple[str, Sequence[Finding]]]:

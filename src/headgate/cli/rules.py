@@ -11,9 +11,11 @@ from headgate.cli.admin_client import add_admin_options
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command, add_group
 from headgate.cli.rule_files import checked, explained, for_envoy, problem_data, tell_problems, validated
 from headgate.core.numbers import printable
+from headgate.policy.changing import merged
 from headgate.policy.diff import Diff, FieldChange, State, compare
 from headgate.policy.dumping import to_data as rules_data
 from headgate.policy.forms import rules_schema
+from headgate.policy.loading import from_data
 from headgate.policy.model import Rule, Ruleset
 
 _HEAD = ("ID", "COUNTS BY", "ENDPOINT", "FOR", "LIMIT", "")
@@ -126,8 +128,13 @@ def _ruleset(file: str | None, arguments: argparse.Namespace) -> Ruleset:
 
 
 def _diff(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    new = checked(arguments.new).ruleset
-    diff = compare(_ruleset(arguments.old, arguments), new)
+    loaded = checked(arguments.new)
+    old, new = _ruleset(arguments.old, arguments), loaded.ruleset
+    if not arguments.old:  # what an apply would leave alone is no difference
+        present = rules_data(old)
+        wanted = merged(rules_data(new), present, loaded.sections)
+        new = new if wanted == rules_data(new) else from_data(wanted, name=arguments.new)
+    diff = compare(old, new)
     if arguments.json:
         terminal.say_json(diff.to_data())
     else:

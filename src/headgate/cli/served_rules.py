@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -21,10 +22,9 @@ from headgate.cli.admin_client import (
     told,
 )
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command
-from headgate.cli.rule_files import checked, explained
+from headgate.cli.rule_files import checked_text, explained
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
-from headgate.policy.dumping import to_yaml
 from headgate.policy.loading import load
 from headgate.policy.model import Ruleset
 from headgate.policy.times import length_of
@@ -50,13 +50,16 @@ def add_to_rules(actions: Commands) -> None:
         actions,
         "apply",
         explained(_apply),
-        "let a file of rules, and nothing else, be in force",
-        more="All of it is changed in one transaction, or nothing. --dry-run says what would change.",
+        "let all that a file of rules has be in force",
+        more="All of it is changed in one transaction, or nothing. --dry-run says what would change. Sections that\n"
+        "the file does not have, such as users, stay as they are, and so do overrides with an end.",
         examples="headgate rules apply rules.yaml --dry-run\nheadgate rules apply rules.yaml --reason 'summer sale'\n"
         "headgate rules apply rules.yaml --database sqlite:///headgate.db",
     )
     apply.add_argument("file", metavar="FILE", help="a YAML file, or - for the standard input")
     apply.add_argument("--dry-run", action="store_true", help="only say what would change")
+    about = "overrides with an end that the file does not have end, too"
+    apply.add_argument("--replace-users", action="store_true", help=about)
     apply.add_argument("--yes", action="store_true", help="do not ask whether that is really wanted")
     add_admin_options(apply, changes=True, database=True)
     delete = add_command(
@@ -128,12 +131,12 @@ def in_force(arguments: argparse.Namespace) -> Ruleset:
 
 
 def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    ruleset = checked(arguments.file).ruleset
-    text = to_yaml(ruleset)
+    text, loaded = checked_text(arguments.file)
 
     def applied(dry_run: bool, expected: int | None = None) -> Json:  # noqa: FBT001  one of two
         if not arguments.database:
             query = {"dry_run": "true"} if dry_run else {}
+            query |= {"replace_users": "true"} if arguments.replace_users else {}
             answer: Json = call(arguments, "POST", "/apply", raw=text, query=query, expected=expected)
             return answer
 
@@ -142,7 +145,8 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
             from headgate.admin.catalog import Catalog  # noqa: PLC0415
 
             actor = Actor(operator(), reason=arguments.reason)
-            done = await Catalog(database).apply(ruleset, actor, dry_run=dry_run, expected=expected)
+            how: Json = {"sections": loaded.sections, "replace_users": arguments.replace_users}
+            done = await Catalog(database).apply(loaded.ruleset, actor, dry_run=dry_run, expected=expected, **how)
             changes = [{"action": each.action, "kind": each.kind, "id": each.subject} for each in done.entries]
             return {"revision": done.revision, "dry_run": dry_run, "changes": changes}
 
@@ -166,6 +170,10 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.say(f"{change['action']:<6} {change['kind']} {printable(change['id'])}{lately}")
         for found in change.get("what_if", ()):
             terminal.say(f"       {_told_refused(found)} in the last 7 days")
+    if gone:
+        counts = Counter(change["kind"] for change in gone)
+        numbers = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts.items())
+        terminal.say(f"{'would delete' if arguments.dry_run else 'deleted'} {numbers}")
     word = "would be " if arguments.dry_run else ""
     terminal.say(f"{len(answer['changes'])} changes, revision {answer['revision']} {word}in force")
     return OK

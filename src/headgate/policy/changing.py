@@ -29,6 +29,26 @@ class BodyChange(NamedTuple):
     """In the form of a rules file; None: it is gone."""
 
 
+def merged(
+    wanted: Mapping[str, Any], present: Mapping[str, Any], sections: Collection[str], *, replace_users: bool = False
+) -> dict[str, Any]:
+    """Return what there is once the data of a rules file is applied to what is in force.
+
+    Sections that the file does not have stay as they are, and so do overrides with an end, unless users are replaced:
+    operators give those for a time, and no file has them.
+    """
+    found = {**wanted, **{name: part for name, part in present.items() if name not in sections and name != "version"}}
+    if "users" not in sections or replace_users:
+        return found
+    users = found["users"] = dict(wanted.get("users", {}))
+    for name, user in present.get("users", {}).items():
+        given = users.get(name, {})
+        timed = {rule: change for rule, change in user.get("overrides", {}).items() if "until" in change}
+        if timed:
+            users[name] = {**given, "overrides": timed | given.get("overrides", {})}
+    return found
+
+
 def put(document: dict[str, Any], changes: Sequence[BodyChange]) -> None:
     """Make changes in the data of a rules file, one after the other. New rules follow those that are there."""
     rules: dict[Any, Any] = {}

@@ -61,6 +61,8 @@ class Loaded:
 
     ruleset: Ruleset
     warnings: tuple[Finding, ...] = ()
+    sections: frozenset[str] = frozenset()
+    """What the file has, such as rules and users, be it empty. What it does not have, an apply leaves alone."""
 
 
 def load(text: str, *, name: str = "rules") -> Ruleset:
@@ -165,7 +167,10 @@ def _loaded(data: object, where: Locator, now: int | None = None) -> Loaded:
         if not findings.count:
             _warn(ruleset, int(time.time() * 1_000_000) if now is None else now, findings)
     findings.check()
-    return Loaded(ruleset, tuple(findings.warnings()))
+    sections = {name for name in FILE.fields if getattr(ruleset, name, None)}  # of other forms, what they make
+    if isinstance(data, dict):
+        sections |= {name for name, part in data.items() if part is not None}
+    return Loaded(ruleset, tuple(findings.warnings()), frozenset(sections & FILE.fields.keys() - {"version"}))
 
 
 def _ruleset(data: object, findings: Findings) -> Ruleset:

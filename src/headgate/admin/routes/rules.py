@@ -133,8 +133,12 @@ async def export(admin: Admin) -> Response[str]:
 
 
 @post("/apply", opt=EDITOR | {"body": "file"}, summary="Apply a whole rules file", status_code=200)
-async def apply_file(admin: Admin, request: JsonRequest, dry_run: FromQuery[bool] = False) -> Json:
-    """Let a rules file, as YAML or JSON, and nothing else be in force, in one transaction.
+async def apply_file(
+    admin: Admin, request: JsonRequest, dry_run: FromQuery[bool] = False, replace_users: FromQuery[bool] = False
+) -> Json:
+    """Let all that a rules file has, as YAML or JSON, be in force, in one transaction.
+
+    Sections that it does not have stay as they are, and overrides with an end stay unless with `replace_users`.
 
     With `dry_run` nothing is changed, and the answer says what would be. `If-Match` is the revision that is replaced.
     """
@@ -143,7 +147,8 @@ async def apply_file(admin: Admin, request: JsonRequest, dry_run: FromQuery[bool
         text = raw.decode()
     except UnicodeDecodeError:
         raise UsageError("a rules file is UTF-8 text") from None
-    return await admin.apply(text, actor_of(request), expected_version(request), dry_run=dry_run)
+    actor, expected = actor_of(request), expected_version(request)
+    return await admin.apply(text, actor, expected, dry_run=dry_run, replace_users=replace_users)
 
 
 # Tiers and settings
