@@ -26,7 +26,7 @@ from headgate.flows import drive, drive_async
 from headgate.stores import open_resilient_async_store, open_resilient_store
 from headgate.stores.base import AsyncStore, Store
 from headgate.stores.memory import MemoryStore
-from headgate.stores.wrapping import Refund
+from headgate.stores.wrapping import answered_once, refund_for
 
 Quotas = str | Quota | Iterable[str | Quota]
 """Text such as "100/minute" or "10/s burst 20; 5000/day", a quota, or several of either."""
@@ -101,7 +101,8 @@ class Limiter:
         and `cost`, it gives the first answer again, exactly as it was, and takes nothing. Refusals took nothing and are
         not remembered.
         """
-        return self._limits.store.run(self._limits.check_once(key, idempotency_key, cost))
+        call = self._limits.check_once(key, idempotency_key, cost)
+        return answered_once(self._limits.store.run(call), call.token)
 
     def acquire(self, key: str, cost: int = 1, *, timeout: float | None = None) -> Decision:
         """Wait until `cost` is taken, in line behind all who wait for `key` already.
@@ -127,8 +128,7 @@ class Limiter:
         that is old by then, in this way, lets others pass twice in one window: up to the number given back. Says what
         is left then.
         """
-        with self._limits.refund(key, cost) as refund:
-            decision = refund.done(self._limits.store.run(refund.call))
+        decision = self._limits.store.run(self._limits.refund(key, cost))
         self._limits.lines.wake(key)
         return decision
 
@@ -224,7 +224,8 @@ class AsyncLimiter:
         and `cost`, it gives the first answer again, exactly as it was, and takes nothing. Refusals took nothing and are
         not remembered.
         """
-        return await self._limits.store.run(self._limits.check_once(key, idempotency_key, cost))
+        call = self._limits.check_once(key, idempotency_key, cost)
+        return answered_once(await self._limits.store.run(call), call.token)
 
     async def acquire(self, key: str, cost: int = 1, *, timeout: float | None = None) -> Decision:  # noqa: ASYNC109  a refusal, not a TimeoutError
         """Wait until `cost` is taken, in line behind all who wait for `key` already.
@@ -250,8 +251,7 @@ class AsyncLimiter:
         that is old by then, in this way, lets others pass twice in one window: up to the number given back. Says what
         is left then.
         """
-        with self._limits.refund(key, cost) as refund:
-            decision = refund.done(await self._limits.store.run(refund.call))
+        decision = await self._limits.store.run(self._limits.refund(key, cost))
         self._limits.lines.wake(key)
         return decision
 
@@ -308,14 +308,14 @@ class _Limits(Generic[AnyStore]):
         wanted = waiting.Wanted(plan, cost, waiting.deadline(clock.ticks(), timeout))
         return waiting.acquire(self.lines, key, ticket, clock, wanted)
 
-    def refund(self, key: str, what: Decision | int) -> Refund:
+    def refund(self, key: str, what: Decision | int) -> Call:
         plan = self.family.plan(key)
         if not isinstance(what, Decision):
-            return Refund(plan, whole("cost", what, 1, MAX_COST, InvalidCost))
+            return refund_for(plan, whole("cost", what, 1, MAX_COST, InvalidCost))
         if [part.quota.shape for part in what.limits] != [limit.quota.shape for limit in plan]:
             quotas = "; ".join([str(quota) for quota in self.family.quotas])
             raise UsageError(f"{what!r} is not a decision of a limiter of {quotas}")
-        return Refund(plan, what)
+        return refund_for(plan, what)
 
 
 def _family(quotas: Quotas, name: str) -> Family:

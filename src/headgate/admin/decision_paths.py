@@ -218,7 +218,13 @@ PATHS: Json = {
         "refund",
         "Give back what a check took",
         {200: _DECIDED},
-        body={"schema": ref("refund"), "example": {**_QUESTION, "charge": "AQAAAAAAAAAF2UBhJgAGN52gW2AA"}},
+        body={
+            "schema": ref("refund"),
+            "example": {
+                **_QUESTION,
+                "charge": "AgAAAAAAAAAFoXKym_82vhthJFfRwbwFE1NEg94ABjedoFtgAAAGN52hjI0AO1E5JqWgSabZ7z1h",
+            },
+        },
     ),
     f"{_CHECK}/reset": _operation(
         "reset",

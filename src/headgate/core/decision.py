@@ -53,6 +53,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     """Which of `limits` it describes."""
     shadow: tuple[Decision, ...] = ()
     """What plans say that were only tried out, each on its own; see `headgate.core.plan.Call.shadow`."""
+    identity: bytes = b""
+    """Names what it took, from its first refund on: not a part of its value, so equal decisions may have others."""
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -143,7 +145,7 @@ def _shown(decision: Decision) -> dict[str, Any]:
 
 def _fields(decision: Decision) -> tuple[Any, ...]:
     """Return all that a decision says."""
-    return decision.parts, *msgspec.structs.astuple(decision)  # in this order: then `made_of` has the parts
+    return decision.parts, *msgspec.structs.astuple(decision)[:-1]  # in this order: then `made_of` has the parts
 
 
 def marked(decision: Decision, reason: str) -> Decision:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.core.algorithms import State
+from headgate.core.algorithms import State, void_at
 from headgate.core.decision import Decision
 from headgate.core.errors import CostTooLarge, InvalidCost, InvalidQuota
 from headgate.core.grammar import EXAMPLES
@@ -70,6 +70,8 @@ class Charge(NamedTuple):
     """When, for each limit of the plan: `Decision.taken_at_us`."""
     degraded: str = ""
     """Who has it: empty for the store, else why that did not decide."""
+    until: int = 0
+    """From when on it surely does not count any more, so that nothing is given back; 0 for no such time."""
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -83,7 +85,9 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     cost: int = 1
     """Units, as `checked_cost` has checked them; RESET has none."""
     token: bytes = b""
-    """Of CHECK_ONCE: names the request, such as that of `headgate.core.key.once_token` for a plan and cost."""
+    """Of CHECK_ONCE: names the request, such as that of `headgate.core.key.once_token` for a plan and cost. Of REFUND:
+    names the charge, which acts once: asked with the same token again, the store gives the first answer again, and
+    gives nothing back."""
     charge: Charge | None = None
     """Of REFUND, if it names one."""
     shadow: tuple[Plan, ...] = ()
@@ -94,12 +98,19 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     admission is answered that names what these have, and takes nothing."""
 
 
-def refund_of(plan: Plan, decision: Decision) -> Call:
+def refund_of(plan: Plan, decision: Decision, token: bytes = b"") -> Call:
     """Return the call that gives back what a decision about `plan` took; one that just looks, if it took nothing."""
     if not decision.taken:
         return Call(Verb.PEEK, plan, 1)
-    charge = Charge(tuple([part.taken_at_us for part in decision.limits]), decision.degraded)
-    return Call(Verb.REFUND, plan, decision.taken, charge=charge)
+    until = max([counts_until(part) for part in decision.limits]) if token else 0
+    charge = Charge(tuple([part.taken_at_us for part in decision.limits]), decision.degraded, until)
+    return Call(Verb.REFUND, plan, decision.taken, token, charge)
+
+
+def counts_until(part: Decision) -> int:
+    """Return from when on nothing of what a decision of one limit took surely counts: when it alone is void."""
+    state, _ = part.quota.step(None, part.taken, part.taken_at_us)
+    return void_at(state, part.quota)
 
 
 def replayed(plan: Plan, states: States, now: int) -> Decision:
@@ -235,8 +246,9 @@ def _refund(quotas: Sequence[Quota], states: States, call: Call, now: int) -> tu
     What a charge took is given back as far as it surely still counts: no traffic is let through that would not have
     passed without the charge. A clock that has fallen behind the charge gives nothing back.
     """
-    since = min(call.charge.taken_at) if call.charge is not None else None
-    if since is not None and now < since:
+    charge = call.charge
+    since = min(charge.taken_at) if charge is not None else None
+    if charge is not None and not min(charge.taken_at) <= now < (charge.until or now + 1):
         return states, combine(admitted(quotas, 0, now, *states))
     after: list[State] = []
     decisions = []

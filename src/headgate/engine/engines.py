@@ -13,6 +13,7 @@ from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
 from headgate.core.plan import Call
 from headgate.engine.base import AsyncEngineBase
+from headgate.engine.charges import Seal
 from headgate.engine.ruling import Explained, Passed, Reset, Ruling
 from headgate.engine.together import JointRequest
 from headgate.engine.verbs import Flow, Observer, Rules, SelectedCheck, T, Verbs
@@ -133,15 +134,19 @@ class Engine(_Ruled):
         self._drive(self._verbs.use_up(part))
 
     def refund(self, request: Request | Ruling, charge: str = "") -> Ruling:
-        """Give back what a ruling took, to the limits that it took it from, as far as it still counts. Once is enough.
+        """Give back what a ruling took, once, to the limits that it took it from, as far as it still counts.
 
-        Elsewhere, where the ruling is not at hand, the request and `charge_of` the ruling do the same. With a request
+        Elsewhere, where the ruling is not at hand, the request and `charge_of(ruling)` do the same. With a request
         alone its cost is given back, to all limits that apply to it now, off their newest use, whatever that was for;
         see `headgate.Limiter.refund` on what that may let pass. Says what is left then.
 
         Raises InvalidCharge, and what `peek` raises.
         """
         return self._drive(self._verbs.refund(request, charge))
+
+    def charge_of(self, ruling: Ruling) -> str:
+        """Return text that names what a ruling took, for a refund by any process that shares the store."""
+        return self._drive(self._verbs.charge_of(ruling))
 
     def reset(self, request: Request) -> Reset:
         """Forget all that was used of the limits that apply to the request and are counted by one of its principals.
@@ -290,6 +295,20 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
     async def refund(self, request: Request | Ruling, charge: str = "") -> Ruling:
         """See `Engine.refund`."""
         return await self._drive(self._verbs.refund(request, charge))
+
+    async def charge_of(self, ruling: Ruling) -> str:
+        """See `Engine.charge_of`."""
+        return await self._drive(self._verbs.charge_of(ruling))
+
+    @property
+    def seal(self) -> Seal:
+        """By which charges are sealed; known from the first charge on."""
+        return self._verbs.seal
+
+    async def sealed(self, ruling: Ruling | Awaitable[Ruling]) -> Ruling:
+        """Return a ruling once the seal is known, or cannot be."""
+        await self._drive(self._verbs.sealing())
+        return ruling if isinstance(ruling, Ruling) else await ruling
 
     async def reset(self, request: Request) -> Reset:
         """See `Engine.reset`."""

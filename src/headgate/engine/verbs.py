@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack
 from copy import copy
-from itertools import islice
 from time import perf_counter_ns, time_ns
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -24,8 +22,9 @@ from headgate.core.errors import InvalidRule, InvalidStore, UsageError
 from headgate.core.key import Principal, bounded, checked_once, digest_of
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
-from headgate.core.plan import Call, Limit, Plan, Verb, combine
-from headgate.engine.charges import NamedCharge, parse
+from headgate.core.plan import Call, Limit, Plan, Verb
+from headgate.core.quota import SECOND
+from headgate.engine.charges import InvalidCharge, NamedCharge, Seal, charge_of, named_charge, parse
 from headgate.engine.ruling import (
     Explained,
     Passed,
@@ -47,7 +46,7 @@ from headgate.policy.model import Ruleset
 from headgate.policy.prepared import rule_id_of
 from headgate.policy.request import APIKEY, ENDPOINT, IP, USER, Request, principal_name
 from headgate.policy.selection import Selection, Verdict
-from headgate.stores.wrapping import Refund
+from headgate.stores.wrapping import answered_once
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[Sequence[Call], Sequence[Decision], T]
@@ -121,6 +120,8 @@ class Verbs:
         if not isinstance(rules, Policy | LivePolicy):
             raise InvalidRule(f"rules are a file, a Ruleset, a Policy or a LivePolicy, not {short(rules)}")
         self._rules: LivePolicy | _Fixed = _Fixed(rules) if isinstance(rules, Policy) else rules
+        self.seal = Seal()
+        """By which charges are known as those of processes that share the store."""
         self.observer: Observer | None = None
 
     def open(self) -> None:
@@ -228,12 +229,38 @@ class Verbs:
         for limits in (selection.enforced, *selection.shadow):
             yield from used_up(limits.plan, part.request.cost)
 
+    def sealing(self) -> Flow[None]:
+        """Find out the secret by which charges are sealed."""
+        if not self.seal and self._may_ask():
+            self.seal.learn((yield self.seal.calls()))
+
+    def _may_ask(self) -> bool:
+        """Whether the secret was not asked for in the last second, in vain: refusals must not cost the store much."""
+        now, before = self.clock.ticks(), self.seal.asked_at
+        if before and now - before < SECOND:
+            return False
+        self.seal.asked_at = now
+        return True
+
+    def charge_of(self, ruling: Ruling) -> Flow[str]:
+        yield from self.sealing()
+        return charge_of(ruling, self.seal)
+
     def refund(self, request: Request | Ruling, charge: str = "") -> Flow[Ruling]:
+        policy = self.policy
         if isinstance(request, Ruling):
-            ruling = yield from self._refunded(request)
+            selection = request.selection
+            if not isinstance(selection, Selection) or request.is_joint:
+                raise UsageError(
+                    "one of several requests that passed together is refunded by its request, not by its ruling; "
+                    "and the ruling of a client by that client"
+                )
+            ruling = yield from self._given_back(selection, named_charge(request), policy)
         elif charge != "":
             check_text(charge=charge)
-            ruling = yield from self._refunded_by_name(request, parse(charge))
+            named = yield from self._opened(charge)
+            selection = policy.select(request, self.clock.now(), asking=False)
+            ruling = yield from self._given_back(selection, named, policy)
         else:
             ruling = yield from self._ruled(request, Verb.REFUND)
         if self.observer is not None and ruling.matched:
@@ -293,36 +320,23 @@ class Verbs:
         selection = policy.select(request, self.clock.now(), asking=verb is not Verb.REFUND)
         return ruled(selection, Call(verb, (), request.cost), policy.version)
 
-    def _refunded(self, ruling: Ruling) -> Flow[Ruling]:
-        """Give back what a ruling took, to the limits that it took it from; says what they have then."""
-        selection, refunds = ruling.selection, []
-        if not isinstance(selection, Selection) or ruling.is_joint:
-            raise UsageError(
-                "one of several requests that passed together is refunded by its request, not by its ruling; "
-                "and the ruling of a client by that client"
-            )
-        if ruling.decision is not None:
-            refunds.append(Refund(selection.enforced.plan, ruling.decision))
-        shadow = iter(ruling.shadow_decisions)
-        for limits in selection.shadow:
-            parts = tuple(islice(shadow, len(limits.plan)))
-            refunds.append(Refund(limits.plan, combine(parts), parts))
-        with ExitStack() as under_way:
-            calls = [under_way.enter_context(refund).call for refund in refunds]
-            answers = (yield calls) if calls else ()
-            told = [refund.done(answer) for refund, answer in zip(refunds, answers, strict=True)]
-        decision = told.pop(0) if ruling.decision is not None else None
-        tried = shadow_limits(selection.shadow, told)
-        return ruling_of(selection, decision, self.policy.version, tried)
-
-    def _refunded_by_name(self, request: Request, charge: NamedCharge) -> Flow[Ruling]:
-        """Give back what a charge took from the limits of a request, as far as they are the same; says what is left."""
-        policy = self.policy
-        selection = policy.select(request, self.clock.now(), asking=False)
+    def _given_back(self, selection: Selection, charge: NamedCharge, policy: Policy) -> Flow[Ruling]:
+        """Give back what a charge took from the limits of a selection that are the same; says what is left."""
         calls = [call for limits in (selection.enforced, *selection.shadow) for call in charge.refunds(limits.plan)]
         if calls:
             yield calls
         return (yield from ruled(selection, Call(Verb.PEEK, ()), policy.version))
+
+    def _opened(self, charge: str) -> Flow[NamedCharge]:
+        """Return what a text names. Another secret may be in the store by now, if it has lost its data."""
+        yield from self.sealing()
+        try:
+            return parse(charge, self.seal)
+        except InvalidCharge:
+            if not self._may_ask():
+                raise
+            self.seal.learn((yield self.seal.calls()))
+            return parse(charge, self.seal)
 
     def _recorded(self, request: Request, reset: Reset) -> Reset:
         """Take note of a reset, or say why nothing was."""
@@ -394,7 +408,9 @@ def ruled(selection: Selection, what: Call, version: int, once: _Once | None = N
     else:
         if enforced.plan:
             call = Call(verb, enforced.plan, cost)
-            (decision,) = yield (once.named(call) if once else call,)
+            call = once.named(call) if once else call
+            (decision,) = yield (call,)
+            answered_once(decision, call.token)
         after = verb if decision is None or decision.allowed else Verb.PEEK
         calls = list(hopeless)
         for limits in tried:
@@ -402,6 +418,8 @@ def ruled(selection: Selection, what: Call, version: int, once: _Once | None = N
             rule_id = rule_id_of(limits.plan[0].space)
             calls.append(once.named(call, rule_id) if once and after is Verb.CHECK_ONCE else call)
         answers = list((yield calls) if calls else ())
+        for call, answer in zip(calls, answers, strict=True):
+            answered_once(answer, call.token)
         looked, told = iter(answers[: len(hopeless)]), iter(answers[len(hopeless) :])
     shadow = shadow_limits(
         selection.shadow, [next(looked) if limits.too_small else next(told) for limits in selection.shadow]

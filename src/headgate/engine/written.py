@@ -30,7 +30,7 @@ from headgate.core.errors import CostTooLarge, InvalidCost, InvalidKey, UsageErr
 from headgate.core.plan import combine
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
-from headgate.engine.charges import InvalidCharge, charge_of
+from headgate.engine.charges import InvalidCharge, Seal, charge_of
 from headgate.engine.ruling import Receipt, RuleDecision, Ruling
 from headgate.policy.request import InvalidRequest, Request, UnknownRule
 from headgate.policy.selection import Verdict
@@ -105,7 +105,7 @@ class WrittenRuling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 _encode = msgspec.json.Encoder().encode
 
 
-def write(ruling: Ruling) -> bytes:
+def write(ruling: Ruling, seal: Seal) -> bytes:
     """Return a ruling as JSON, its charge included."""
     return _encode(
         WrittenRuling(
@@ -117,7 +117,7 @@ def write(ruling: Ruling) -> bytes:
             ruling.unmatched_principals,
             tuple([_limit(each) for each in ruling.limits]),
             tuple([_limit(each) for each in ruling.shadow]),
-            charge_of(ruling),
+            charge_of(ruling, seal),
         )
     )
 

@@ -28,7 +28,7 @@ from headgate.core.quota import Quota
 from headgate.engine import Ruling
 from headgate.policy.selection import Verdict
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Store
-from headgate.stores.wrapping import Refund
+from headgate.stores.wrapping import refund_for
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -325,8 +325,7 @@ class Counter(_Counts):
 
     def give_back(self, question: QuotaQuestion, decision: Decision) -> Decision:
         """Give back what a decision on a question took."""
-        with Refund(question.plan, decision) as refund:
-            return refund.done(self._store.run(refund.call))
+        return self._store.run(refund_for(question.plan, decision))
 
     def reset(self, question: QuotaQuestion) -> None:
         """Forget what was used."""
@@ -354,8 +353,7 @@ class AsyncCounter(_Counts):
 
     async def give_back(self, question: QuotaQuestion, decision: Decision) -> Decision:
         """See `Counter.give_back`."""
-        with Refund(question.plan, decision) as refund:
-            return refund.done(await self._store.run(refund.call))
+        return await self._store.run(refund_for(question.plan, decision))
 
     async def reset(self, question: QuotaQuestion) -> None:
         """See `Counter.reset`."""

@@ -10,7 +10,6 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import structs
-from msgspec.structs import force_setattr
 
 from headgate.core.errors import InvalidQuota, OutcomeUnknown, UsageError
 from headgate.core.key import checked_once
@@ -80,17 +79,13 @@ class ClientVerbs:
                 right = "refund(ruling), or refund(request, charge_of(ruling))"
                 raise UsageError(f"a client gives back what a charge names: {right}")
             return (yield from self._refunded(Receipt(request, charge)))
-        receipt, decision = request.selection, request.decision
+        receipt = request.selection
         if not isinstance(receipt, Receipt):
             return self.fallback.refund(request)  # it was decided here
-        taken = decision.taken if decision is not None else 0
-        answer = yield from self._refunded(receipt)
-        if decision is not None:
-            force_setattr(decision, "taken", taken if receipt.charge else 0)
-        return answer
+        return (yield from self._refunded(receipt))
 
     def _refunded(self, receipt: Receipt) -> Flow[Ruling]:
-        """Give back what a receipt names, and have it name nothing any more, unless it was surely not given back."""
+        """Give back what a receipt names; the service does so once, however often it is asked."""
 
         async def send(transport: Any, _: object, seconds: float) -> Sequence[WrittenRuling]:
             return [await transport.refund(request, charge, seconds)]
@@ -98,14 +93,11 @@ class ClientVerbs:
         request, charge = receipt.request, receipt.charge
         if not charge:
             return (yield from self.peek(request))
-        force_setattr(receipt, "charge", "")
-        (outcome,) = yield UnbatchedCall(send)
+        (outcome,) = yield UnbatchedCall(send, is_repeatable=True)
         answer = self._ruling(request, outcome)
-        if not isinstance(answer, Unanswered):
-            return answer
-        if answer.reason is not Reason.OUTCOME_UNKNOWN:
-            force_setattr(receipt, "charge", charge)
-        return self.fallback.peek(structs.replace(request, cost=1), answer)
+        if isinstance(answer, Unanswered):
+            return self.fallback.peek(structs.replace(request, cost=1), answer)
+        return answer
 
     def reset(self, request: Request, *, is_whole: bool = False) -> Flow[Reset]:
         async def send(transport: Any, _: object, seconds: float) -> Sequence[Reset]:

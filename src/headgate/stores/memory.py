@@ -37,7 +37,7 @@ import msgspec
 
 from headgate.clock import Clock, SystemClock
 from headgate.core import plan as plans
-from headgate.core.algorithms import State, void_at
+from headgate.core.algorithms import Algorithm, State, void_at
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
 from headgate.core.key import ONCE_US, Principal, checked_principal
@@ -56,6 +56,8 @@ _OVERFLOW_GROUPS = 16  # so that a flood of keys of one limit leaves room for th
 _SWEPT_PER_CALL = 8
 _SECOND = 1_000_000
 _NEVER = 1 << 62
+_UNTIL = Quota(1, _SECOND, algorithm=Algorithm.FIXED_WINDOW)
+"""Has states that begin with the time when they are void."""
 _CHECK, _CHECK_ONCE, _PEEK = Verb.CHECK, Verb.CHECK_ONCE, Verb.PEEK
 
 
@@ -85,7 +87,8 @@ class MemoryStore:
             admission). Beyond them there are up to 16 * 1024 overflow states for each algorithm and window in use,
             1024 for the keys of one limit. A key that shares one cannot be reset, and gets no refund. It is also the
             most answers of `check_once` that are remembered, each in about 420 bytes: beyond it the oldest is
-            forgotten, and its request counts again.
+            forgotten, and its request counts again. Charges that were refunded count as states as long as they would
+            count otherwise; a store that is full refunds none.
         clock: where time comes from; default: the system's clock.
     """
 
@@ -109,6 +112,8 @@ class MemoryStore:
         self._next_due = _NEVER  # the first of them, in microseconds
         self._is_sweeping = False
         self._once = Admissions(max_keys)
+        self._refunds = _Table("!", shared=False)  # by token and principal: until when each is kept, 1, and its answer
+        self._refunds.bound = True
 
     def __len__(self) -> int:
         """Return the number of states kept, void ones that are not cleared yet included."""
@@ -143,7 +148,7 @@ class MemoryStore:
     def close(self) -> None:
         with self._lock:
             self._once.clear()
-            for table in (*self._tables.values(), *self._overflow.values()):
+            for table in (*self._tables.values(), *self._overflow.values(), self._refunds):
                 table.states.clear()
             self._due.clear()
             self._seconds.clear()
@@ -196,6 +201,8 @@ class MemoryStore:
         if verb is _CHECK:
             made: Decision = _CHECKS[len(plan)](self, plan, call.cost, now)
             return made
+        if verb is Verb.REFUND and call.token and call.charge is not None:
+            return self._refund_once(call, call.charge.until, now)
         if verb is not _CHECK_ONCE:
             return self._decide(call, now)
         decision, places = self._once.find(call.token, now), plans.places_of(plan)
@@ -207,6 +214,22 @@ class MemoryStore:
                 self._once.keep(call.token, decision, now, places)
                 self._due_after(now + ONCE_US)
         return decision
+
+    def _refund_once(self, call: Call, until: int, now: int) -> Decision:
+        """Give back what the call names, unless that was done; a store that is full cannot note it, so it does not."""
+        principal, refunds = call.plan[0].principal, self._refunds
+        at = call.token + (principal.encode() if isinstance(principal, str) else principal)
+        if now >= until:
+            return self._decide(call, now)
+        if at not in refunds.states:
+            if self._own >= self._max_keys:
+                return self._decide(Call(_PEEK, call.plan), now)
+            decision = self._decide(call, now)
+            self._own += 1
+            refunds.states[at] = until, 1, decision
+            self._due_after(until).append((refunds, at, _UNTIL))
+        answer: Decision = (refunds.states[at] or ())[2]
+        return answer
 
     def _first(self, plan: Plan, cost: int, now: int) -> Decision:
         """Check limits some of which may have no state of their own yet."""
@@ -456,11 +479,7 @@ class Admissions:
         self._kept.pop(token, None)  # an answer that ended, which must not keep its place among the oldest
         if len(self._kept) >= self._most:
             self._kept.popitem(last=False)
-        self._kept[token] = (
-            now + ONCE_US,
-            msgspec.structs.replace(decision),
-            places,
-        )  # as it was, also once it is refunded
+        self._kept[token] = now + ONCE_US, decision, places
 
     def drop_ended(self, now: int) -> bool:
         """Forget the oldest answer if it has ended; says whether it had.

@@ -3,61 +3,50 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
+import os
+from hashlib import blake2b
 
 from msgspec.structs import force_setattr
 
 from headgate.core.decision import Decision
-from headgate.core.errors import InvalidStore, StoreUnavailable
+from headgate.core.errors import InvalidStore
 from headgate.core.numbers import short
 from headgate.core.plan import Call, Family, Plan, Verb, refund_of
+from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Store
-from headgate.stores.circuits import Reason
 
-_NOT_ASKED = {Reason.STORE_UNAVAILABLE, Reason.CIRCUIT_OPEN, Reason.OVERLOADED}
-"""Why a decision of a failover store is degraded: the store was not asked, or was not reached."""
+_IDENTITY = 12
+_NAMING = new_lock()
 
 
-class Refund:
-    """A refund under way: a context manager in which its call is made.
+def identity_of(decision: Decision) -> bytes:
+    """Return what names the charge of a decision: bytes that nobody can guess, the same whenever they are asked for."""
+    if not decision.identity:
+        with _NAMING:  # or two threads that refund one decision would each name it
+            if not decision.identity:
+                force_setattr(decision, "identity", os.urandom(_IDENTITY))
+    return decision.identity
 
-    A decision is refunded once: from then on it says that it took nothing. If the store surely did not give it back,
-    that can be tried again.
 
-    Args:
-        plan: the limits.
-        what: the decision about them that took what is given back, or a number of units.
-        told: who says then that nothing was taken, if not that decision.
-    """
+def answered_once(decision: Decision, token: bytes) -> Decision:
+    """Return an answer to CHECK_ONCE: all that go by the same token, and admission, name the same charge."""
+    if decision.taken and token:
+        named = blake2b(b"%b%d" % (token, decision.taken_at_us), digest_size=_IDENTITY).digest()
+        for each in (decision, *decision.limits):
+            force_setattr(each, "identity", named)
+    return decision
 
-    def __init__(self, plan: Plan, what: Decision | int, told: Sequence[Decision] = ()) -> None:
-        if isinstance(what, int):
-            self.call, self._told, self._taken = Call(Verb.REFUND, plan, what), told, 0
-        else:
-            self.call, self._told, self._taken = refund_of(plan, what), told or (what,), what.taken
 
-    def __enter__(self) -> Self:
-        self._tell(0)
-        return self
+def refund_for(plan: Plan, what: Decision | int) -> Call:
+    """Return the call that gives back a number of units, or once what a decision about `plan` took."""
+    if isinstance(what, int):
+        return Call(Verb.REFUND, plan, what)
+    return refund_of(plan, what, refund_token(identity_of(what)))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, StoreUnavailable):
-            self._tell(self._taken)
 
-    def done(self, answer: Decision) -> Decision:
-        """Return the answer to the call, having noted whether it says that the store was not asked."""
-        charge = self.call.charge
-        if charge is not None and charge.degraded not in _NOT_ASKED and answer.degraded in _NOT_ASKED:
-            self._tell(self._taken)
-        return answer
-
-    def _tell(self, taken: int) -> None:
-        for decision in self._told:
-            force_setattr(decision, "taken", taken)
+def refund_token(identity: bytes, place: bytes = b"") -> bytes:
+    """Return the token of a refund. It is longer than those of CHECK_ONCE, so that none is taken for the other."""
+    return b"refund" + identity.rjust(_IDENTITY) + place
 
 
 def call_for(family: Family, key: str, cost: int) -> Call:

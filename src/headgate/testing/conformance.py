@@ -30,7 +30,7 @@ import pytest
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import CostTooLarge, InvalidCost, InvalidKey
 from headgate.core.key import ONCE_US, once_token
-from headgate.core.plan import Call, Family, Verb
+from headgate.core.plan import Call, Family, Verb, refund_of
 from headgate.core.quota import Quota
 from headgate.stores.base import Store
 from headgate.testing.clock import ManualClock
@@ -105,6 +105,22 @@ class StoreConformance(WithStore):
         assert store.run(Call(Verb.REFUND, plan, 5)).remaining == 5
         assert store.run(Call(Verb.CHECK, plan, 5))
         assert not store.run(Call(Verb.CHECK, plan))
+
+    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
+    def test_a_charge_is_refunded_once(self, store: Store, clock: ManualClock, quota: Quota) -> None:
+        """Asked again, the store gives the first answer again; and nothing once the charge would not count any more."""
+        plan, token = family(quota).plan("user"), next(names).encode()
+        charges = [refund_of(plan, store.run(Call(Verb.CHECK, plan, 2)), each) for each in (token, token + b"2")]
+        first = store.run(charges[0])
+        assert first.remaining in {1, 3}, "where others may count on it, in doubt the charge stays"
+        store.run(Call(Verb.CHECK, plan))
+        left = store.run(Call(Verb.PEEK, plan))
+        assert [store.run(charges[0]) for _ in range(2)] == [first] * 2
+        assert store.run(Call(Verb.PEEK, plan)) == left
+        assert charges[1].charge is not None
+        clock.set(charges[1].charge.until)
+        left = store.run(Call(Verb.PEEK, plan))
+        assert [store.run(charge).remaining for charge in charges] == [left.remaining] * 2
 
     def test_refund_of_nothing_is_nothing(self, store: Store) -> None:
         plan = family(QUOTAS[0]).plan("user")

@@ -6,7 +6,7 @@ from headgate.clock import Clock
 from headgate.core.algorithms import State
 from headgate.core.decision import Decision
 from headgate.core.key import ONCE_US, Principal
-from headgate.core.plan import Call, Family, Verb, decide, places_of, replayed, shadowed
+from headgate.core.plan import Call, Family, decide, places_of, replayed, shadowed
 from headgate.flows import drive
 from headgate.stores.base import Check
 from headgate.stores.wrapping import plain_check
@@ -19,14 +19,20 @@ class ReferenceStore:
         self.clock = clock
         self.states: dict[tuple[str, Principal], State] = {}
         self.answers: dict[bytes, tuple[int, Decision, int]] = {}
-        """Of `check_once`, each with the time when it ends."""
+        """Of `check_once`, and of refunds that are made once, each with the time when it ends."""
 
     def run(self, call: Call) -> Decision:
         if call.shadow:
             return drive(shadowed(call), self.run)
-        if call.verb is not Verb.CHECK_ONCE:
+        if not call.token:
             return self._decide(call)
         now = self.clock.now()
+        if call.charge is not None:
+            if now >= call.charge.until:
+                return self._decide(call)
+            if call.token not in self.answers:
+                self.answers[call.token] = call.charge.until, self._decide(call), 0
+            return self.answers[call.token][1]
         until, decision, places = self.answers.get(call.token, (now, None, 0))
         if decision is None or until <= now:
             decision = self._decide(call)

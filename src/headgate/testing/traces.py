@@ -100,8 +100,10 @@ class _Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.decisions)
     @rule(data=st.data())
     def refund_what_was_taken(self, data: st.DataObject) -> None:
-        key, decision = data.draw(st.sampled_from(self.decisions))
-        self._same(refund_of(self._plan(key), decision))
+        number = data.draw(st.integers(0, len(self.decisions) - 1))
+        key, decision = self.decisions[number]
+        token = f"{self.name}#{number}".encode() if data.draw(st.booleans()) else b""
+        self._same(refund_of(self._plan(key), decision, token))
 
     @rule(key=st.sampled_from("ab"))
     def reset(self, key: str) -> None:

@@ -39,7 +39,7 @@ def test_what_a_check_took_is_given_back(service: Service, asked: dict[str, Any]
 def test_an_answer_names_its_charge_only_if_asked(service: Service) -> None:
     assert "charge" not in service.check(ORDER)
     assert "charge" not in service.check(ORDER | {"refundable": False})
-    assert len(service.check(ORDER | {"refundable": True})["charge"]) == 28
+    assert len(service.check(ORDER | {"refundable": True})["charge"]) == 76
     refused = service.check(ORDER | {"refundable": True})
     assert (refused["allowed"], refused["charge"]) == (False, "")
 
@@ -58,12 +58,11 @@ def test_a_window_that_is_over_gets_nothing_back(service: Service) -> None:
     assert refund(service, ORDER, charge)["remaining"] == 2
 
 
-def test_a_charge_that_is_sent_twice_is_given_back_twice_as_far_as_others_used_as_much(service: Service) -> None:
-    """Nothing remembers that it was given back: the page says to send it once."""
+def test_a_charge_that_is_sent_again_is_answered_alike_and_nothing_is_given_back(service: Service) -> None:
     whole = service.check(ORDER | {"consume": False})["remaining"]
     charge = service.check(ORDER | {"refundable": True})["charge"]
     service.check(ORDER)
-    assert [refund(service, ORDER, charge)["remaining"] for _ in range(3)] == [whole - 1, whole, whole]
+    assert [refund(service, ORDER, charge)["remaining"] for _ in range(3)] == [whole - 1] * 3
 
 
 @pytest.mark.parametrize("charge", ["", "x", "A" * 28, "ä", 5, None])

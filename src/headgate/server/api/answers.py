@@ -38,7 +38,7 @@ from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND
 from headgate.engine import Ruling
-from headgate.engine.charges import charge_of
+from headgate.engine.charges import ALONE, Seal, charge_of
 from headgate.engine.written import write
 from headgate.server.wire.messages import HttpResponse
 from headgate.web.headers import MOST_PREPARED, MOST_SHOWN, HeaderWriter, Numbers, ResponseHeaders, as_line, worst
@@ -90,10 +90,12 @@ class CheckAnswers:
         self._known = BoundedCache[tuple[object, ...], HttpResponse](MOST_ANSWERS)
         """Whole answers, by all that they say."""
 
-    def response(self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False) -> HttpResponse:
+    def response(
+        self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False, seal: Seal = ALONE
+    ) -> HttpResponse:
         """Return the response to a request that came at `now`, in microseconds since the epoch.
 
-        On request it has what names the cost that was taken, and the ruling.
+        On request it has what names the cost that was taken, sealed, and the ruling.
         """
         decision, numbers, told = ruling.decision, self._numbers, ruling.shadow_decisions
         which = ruling.rules, ruling.shadow_rules
@@ -122,7 +124,7 @@ class CheckAnswers:
                     known = self._known.keep(key, self._decided(ruling, decision, which, limits, reset))
                 response = known
         if refundable or exact or ruling.unmatched_principals:
-            return _with_more(response, ruling, refundable=refundable, exact=exact)
+            return _with_more(response, ruling, refundable=refundable, exact=exact, seal=seal)
         return response
 
     def _decided(
@@ -166,15 +168,15 @@ def _undecided(ruling: Ruling) -> tuple[bytes, ...]:
     return allowed, retry_after, _STATES[ruling.state], b'"degraded":false,"matched":%b,"reason":%b,"delay":0.0' % about
 
 
-def _with_more(response: HttpResponse, ruling: Ruling, *, refundable: bool, exact: bool) -> HttpResponse:
+def _with_more(response: HttpResponse, ruling: Ruling, *, refundable: bool, exact: bool, seal: Seal) -> HttpResponse:
     """Return an answer with what few have: names that no rule knows, and what was asked for."""
     body = response.body
     if ruling.unmatched_principals:
         body = b"%b%b}" % (body[: -len(b"[]}")], _encode(ruling.unmatched_principals))
     if refundable:
-        body = b'%b,"charge":%b}' % (body[:-1], _encode(charge_of(ruling)))
+        body = b'%b,"charge":%b}' % (body[:-1], _encode(charge_of(ruling, seal)))
     if exact:
-        body = b'%b,"exact":%b}' % (body[:-1], write(ruling))
+        body = b'%b,"exact":%b}' % (body[:-1], write(ruling, seal))
     return HttpResponse(response.status, body, response.fields, response.lines)
 
 

@@ -80,6 +80,15 @@ class RecurringChecks(RecurringQuestions[UnderstoodCheck]):
         self, engine: AsyncEngine, understood: UnderstoodCheck, key: str, now: int
     ) -> Ruling | Awaitable[Ruling]:
         """Decide a question that came at `now` with this idempotency key beside it, or an empty one."""
+        ruling = self._decided(engine, understood, key, now)
+        asked = understood.question
+        if (asked.refundable or asked.exact) and not engine.seal:
+            return engine.sealed(ruling)
+        return ruling
+
+    def _decided(
+        self, engine: AsyncEngine, understood: UnderstoodCheck, key: str, now: int
+    ) -> Ruling | Awaitable[Ruling]:
         asked, before = understood.question, understood.selected
         if asked.charge:
             raise InvalidBody("a check has no charge yet", ("/charge", "is sent to /api/v1/rate-limit/refund"))
@@ -146,7 +155,9 @@ class Checks:
         return self._answered(asked, decided, began, now)
 
     def _answered(self, asked: CheckQuestion, ruling: Ruling, began: int, now: int) -> HttpResponse:
-        response = self._answers.response(ruling, now, refundable=asked.refundable, exact=asked.exact)
+        response = self._answers.response(
+            ruling, now, refundable=asked.refundable, exact=asked.exact, seal=self._engine.seal
+        )
         self._called("check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
         return response
 
@@ -177,7 +188,7 @@ class Checks:
         except (UsageError, StoreError) as error:
             return self._failed("refund", error, began)
         self._called("refund", "allowed", perf_counter_ns() - began)
-        return self._answers.response(ruling, now, exact=asked.exact)
+        return self._answers.response(ruling, now, exact=asked.exact, seal=self._engine.seal)
 
     async def reset(self, request: HttpRequest) -> HttpResponse:
         """Forget what somebody used. Without an endpoint and a rule: of all limits counted by who is named."""
@@ -204,7 +215,9 @@ class Checks:
                 ruling = await ruling
         except (UsageError, StoreError) as error:
             return b'{"error":%b}' % problem_of(error, asked).encode()
-        return self._answers.response(ruling, now, refundable=asked.refundable, exact=asked.exact).body
+        return self._answers.response(
+            ruling, now, refundable=asked.refundable, exact=asked.exact, seal=self._engine.seal
+        ).body
 
     def _read(self, body: bytes) -> UnderstoodCheck:
         """Return what a body asks. Raises InvalidBody."""

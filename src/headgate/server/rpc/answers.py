@@ -16,7 +16,7 @@ from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import Ruling
-from headgate.engine.charges import charge_of
+from headgate.engine.charges import ALONE, Seal, charge_of
 from headgate.engine.written import write
 from headgate.protos import framed, varint
 from headgate.web.headers import Numbers, Prepared
@@ -56,7 +56,9 @@ class RpcAnswers:
         self._known = BoundedCache[tuple[object, ...], tuple[LimitMessages, bytes]](MOST_ANSWERS)
         """With what is prepared of the limit, so that nothing else gets its identity."""
 
-    def of(self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False) -> bytes:
+    def of(
+        self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False, seal: Seal = ALONE
+    ) -> bytes:
         """Return the answer to a request that came at `now`, in microseconds since the epoch.
 
         Args:
@@ -64,6 +66,7 @@ class RpcAnswers:
             now: the time before the decision.
             refundable: whether the answer names the cost that was taken.
             exact: whether it has the ruling itself; see `headgate.engine.written`.
+            seal: of charges.
         """
         decision = ruling.decision
         if decision is None:
@@ -79,9 +82,9 @@ class RpcAnswers:
             answer += b"".join([framed(_SHADOW, self._limit(rules[place], part, now)) for place, part in tried])
         if ruling.unmatched_principals:
             answer += b"".join([framed(_UNMATCHED, name.encode()) for name in ruling.unmatched_principals])
-        if refundable and (charge := charge_of(ruling)):
+        if refundable and (charge := charge_of(ruling, seal)):
             answer += framed(_CHARGE, charge.encode())
-        return answer + framed(_EXACT, write(ruling)) if exact else answer
+        return answer + framed(_EXACT, write(ruling, seal)) if exact else answer
 
     def _decided_by_one(self, ruling: Ruling, decision: Decision, now: int) -> bytes:
         """Return what a single limit says, as it was put together before if it was."""

@@ -83,7 +83,7 @@ class RateLimiter:
             self._called("grpc_check", "error", perf_counter_ns() - began)
             raise _rpc_error(error) from None
         self._called("grpc_check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
-        return self._answers.of(ruling, now, refundable=asked.refundable, exact=asked.exact)
+        return self._answers.of(ruling, now, refundable=asked.refundable, exact=asked.exact, seal=engine.seal)
 
     def _read(self, raw: bytes) -> UnderstoodCheck:
         """Return what a message asks. Raises InvalidRequest."""
@@ -108,7 +108,7 @@ class RateLimiter:
         if message.timestamp:
             self._timestamps.check(message.timestamp, now)
         ruling = await self._decisions.in_time(call.timeout).peek(request)
-        return self._answers.of(ruling, now, exact=message.exact)
+        return self._answers.of(ruling, now, exact=message.exact, seal=self._decisions.engine.seal)
 
     async def _reset(self, call: UnaryCall) -> bytes:
         """Forget what was used."""
@@ -127,7 +127,7 @@ class RateLimiter:
             raise InvalidRequest("charge is missing: it is in the response to a check that was refundable")
         request = named(self._decisions.engine.policy, _question(message))
         ruling = await self._decisions.refund(request, message.charge)
-        return self._answers.of(ruling, now, exact=message.exact)
+        return self._answers.of(ruling, now, exact=message.exact, seal=self._decisions.engine.seal)
 
     async def _rules(self, call: UnaryCall) -> bytes:
         """Give out the rules in force, unless the client has them."""
@@ -164,7 +164,9 @@ class RateLimiter:
             failed = _rpc_error(error)
             reason = code_of(error) if isinstance(error, UsageError) else ""
             return _encoded(_CheckResult(error={"code": int(failed.code), "message": failed.message, "reason": reason}))
-        answer = self._answers.of(ruling, now, refundable=message.refundable, exact=message.exact)
+        answer = self._answers.of(
+            ruling, now, refundable=message.refundable, exact=message.exact, seal=decisions.engine.seal
+        )
         return framed(_RESPONSE, answer)
 
 

@@ -67,6 +67,7 @@ _REPLAYED = 2
 """What `allowed` is where a request was admitted before, by other limits, so that these take nothing."""
 _PRESSURES = (Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED)
 _HEAD = Struct("<cHBdd")
+_UNTIL = Struct("<d")
 _QUOTA = Struct("<10d")
 _MOST_PREPARED = 4096
 _SERVER_TIME = b"$0\r\n\r\n"
@@ -206,6 +207,8 @@ def arguments_at(call: Call, letter: bytes, now: int | None) -> bytes:
         quotas = [limit.quota for limit in plan]
         periods = [quota.calendar and quota.calendar.around(now) for quota in quotas]
         head = _HEAD.pack(each, len(plan), records, call.cost, since)
+        if each == _GIVE_BACK and call.charge is not None:
+            head += _UNTIL.pack(call.charge.until)
         arguments.append(bulk(b"".join([head, *map(_described, quotas, periods)])))
     return b"".join(arguments)
 

@@ -6,7 +6,7 @@
 --          verb, one letter: c check, p peek, r refund, x reset, o once, u refund a charge, s try out, q find; C and O as c and
 --          o, but they may be undone, and b undoes
 --          the number of its limits, two bytes, and of its records, 0 or 1, one byte
---          cost, since: doubles
+--          cost, since: doubles; of u also until when it may be given back
 --          for each limit: the name of its step, ended by a zero byte; limit, capacity, window, gain, unit, every,
 --          calm, warn, queue, fineness: doubles. With a calendar, when its period begins, when the next one does, and when that
 --          is over take the places of gain, unit and every
@@ -20,6 +20,8 @@
 --        A byte at the end of the record then counts the requests that go by it beside the one that made it. If the
 --        record is of other keys, allowed is 2 and the rest what the limits have now
 -- find   q: the answer of once if there is such a record, else zeros
+-- u      gives nothing back from that time on. With a record it keeps its answer there until then; finding one, it
+--        gives that answer, and nothing back
 -- undo   makes it as if a check of this cost at the time `since`, C or O, had never been asked, and answers as a peek.
 --        With a record it does so for the last of the requests that go by it, and forgets the record
 --
@@ -176,7 +178,7 @@ local function decider()
         look(plan, index, key)
         if held and not before[index] then call('DEL', key) end
         before[index] = held
-      elseif verb == 'u' and now >= plan.since then
+      elseif verb == 'u' and now >= plan.since and (plan.last == 0 or now < plan.last) then
         ask(plan, index, -plan.cost, key, plan.since)
       else
         if verb == 'u' or verb == 'q' then ask(plan, index, 0, key) else look(plan, index, key) end
@@ -235,6 +237,13 @@ local function decider()
       local answer, admitted = decided(plan, 'c', first)
       if admitted then call('SET', record, answer .. keys, 'PX', RECORD_MS) end
       return answer
+    elseif verb == 'u' and record then
+      if now >= plan.last then return (decided(plan, 'u', first)) end
+      local recorded = call('GET', record)
+      if recorded and #recorded == 8 + 48 * count then return recorded end
+      local answer = decided(plan, 'u', first)
+      call('SET', record, answer, 'PX', format('%d', math.max(least_ms, math.ceil((plan.last - now) / 1000))))
+      return answer
     elseif record then
       local recorded, size = call('GET', record), 48 + 48 * count
       if not recorded or #recorded < size or unpack_from('<i8', recorded) ~= plan.since then
@@ -281,6 +290,7 @@ for index = 2, #ARGV do
     local verb, count, records, cost, since, at = unpack_from('<c1HBdd', text)
     plan = {false, verb = verb:lower(), count = count, records = records, cost = cost, since = since}
     plan.undoable = verb ~= plan.verb
+    if verb == 'u' then plan.last, at = unpack_from('<d', text, at) end
     local last, step, size, log
     for place = 1, count do
       local name, limit, capacity, window, gain, unit, every, calm, warn, queue, fine
