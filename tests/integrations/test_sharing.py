@@ -14,10 +14,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import litestar
 import pytest
+from django.conf.urls.i18n import i18n_patterns
 from django.http import HttpResponse
 from django.test import Client, override_settings
 from django.urls import include, path, re_path
@@ -393,6 +395,31 @@ def test_no_two_routes_share_a_budget_and_each_has_the_same_name_in_all_processe
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment)
     assert names_of(framework) == json.loads(other.stdout.splitlines()[-1])
+
+
+def test_a_route_that_is_added_late_has_a_budget_and_what_is_no_route_needs_a_name(tmp_path: Path) -> None:
+    app = FastAPI()
+    app.add_middleware(fastapi.RateLimitMiddleware, limits="99/minute", clock=ManualClock())
+    client = TestClient(app, raise_server_exceptions=False)
+    for path_ in ("/a", "/b"):
+        app.get(path_, dependencies=[once()])(lambda: "")
+        assert [client.get(path_).status_code for _ in range(2)] == [200, 429]
+    (tmp_path / "page.txt").write_text("page")
+    for limit, status in ((fastapi.limit("1/minute"), 500), (fastapi.limit("1/minute", name="files"), 200)):
+        app = FastAPI(dependencies=[Depends(limit)])
+        app.add_middleware(fastapi.RateLimitMiddleware, clock=ManualClock())
+        app.get("/a")(lambda: "")
+        app.frontend("/files", directory=tmp_path)
+        client = TestClient(app, raise_server_exceptions=False)
+        assert client.get("/files/page.txt").status_code == status
+
+
+def test_languages_of_a_site_are_not_routes_of_their_own() -> None:
+    urls: Any = Urls()
+    urls.urlpatterns = i18n_patterns(path("a", django.limit("1/minute")(lambda request: HttpResponse(""))))
+    middleware = ["headgate.integrations.django.RateLimitMiddleware", "django.middleware.locale.LocaleMiddleware"]
+    with override_settings(ROOT_URLCONF=urls, HEADGATE={"clock": ManualClock()}, MIDDLEWARE=middleware, USE_I18N=True):
+        assert [Client().get(f"/{language}/a").status_code for language in ("en", "de")] == [200, 429]
 
 
 def test_routes_that_cannot_be_told_apart_are_an_error_at_the_start() -> None:

@@ -174,7 +174,7 @@ def _limited(view: Any, budgets: list[Budget]) -> Any:
             gate: Any = visit.gate  # that of the middleware may be asynchronous: then this is one of its threads
             enter = async_to_sync(gate.enter) if gate.is_async else gate.enter
             gate.know(*budgets)
-            refusal = enter(visit, budgets, _part_of(request, own))
+            refusal = enter(visit, budgets, f"{_route_of(request)}:{own}")
             if refusal is not None:
                 return _response(refusal)
         return view(*args, **kwargs)
@@ -186,7 +186,7 @@ def _limited(view: Any, budgets: list[Budget]) -> Any:
         if not visit.has_asked(budgets):
             visit.ask(())
             visit.gate.know(*budgets)
-            refusal = await _SITE.gate(is_async=True).enter(visit, budgets, _part_of(request, own))
+            refusal = await _SITE.gate(is_async=True).enter(visit, budgets, f"{_route_of(request)}:{own}")
             if refusal is not None:
                 return _response(refusal)
         return await view(*args, **kwargs)
@@ -230,17 +230,9 @@ def _route_of(request: HttpRequest) -> str:
     match, urlconf = request.resolver_match, getattr(request, "urlconf", None)
     if match is None:
         return ""
-    route = match.route.removeprefix(f"{get_language()}/") if _has_languages(urlconf) else match.route
+    is_translated = is_language_prefix_patterns_used(urlconf or conf.settings.ROOT_URLCONF)[0]
+    route = match.route.removeprefix(f"{get_language()}/") if is_translated else match.route
     return f"/{route}" if urlconf is None else f"{getattr(urlconf, '__name__', urlconf)}:/{route}"
-
-
-def _has_languages(urlconf: Any) -> bool:
-    return bool(is_language_prefix_patterns_used(urlconf or conf.settings.ROOT_URLCONF)[0])
-
-
-def _part_of(request: HttpRequest, name: str) -> str:
-    """Return the name of a function that serves a part of a route, or is called without one."""
-    return f"{_route_of(request)}:{name}"
 
 
 def _visit_of(request: HttpRequest, gate: Gatekeeping) -> Visit:

@@ -49,7 +49,6 @@ __all__ = ["Limit", "RateLimitMiddleware", "RateLimited", "gate", "limit", "limi
 _Depends: Any = object
 with suppress(ImportError):  # Starlette has no dependencies
     from fastapi.params import Depends as _Depends
-_NOWHERE = SimpleNamespace(endpoint=None, path="")
 _CONNECTION = "headgate_connection"
 """The parameter by which FastAPI gives the connection to a decorated route."""
 _HANDLERS = "starlette.exception_handlers"
@@ -235,22 +234,29 @@ class _Route:
         return True
 
 
-class _Routes(dict[Any, list[_Route]]):
-    """The routes of an application, by endpoint; those of what cannot be a key by None. Raises UsageError."""
+class _Routes:
+    """The routes of an application. Raises UsageError for those whose limits cannot be told apart."""
 
     def __init__(self, application: Any) -> None:
-        super().__init__()
         self.application = application
+        self._by_name: dict[str, list[_Route]] = {}
         found = [_Route(chain) for chain in _chains(application)]
         check_order(route.endpoint for route in found)
         unnamed: dict[str, Any] = {}
         for route in found:
-            self.setdefault(_key_of(route.endpoint), []).append(route)
+            self._by_name.setdefault(getattr(route.endpoint, "__qualname__", ""), []).append(route)
             if any(budget.limits is not None and not budget.name for budget in route.budgets):
                 other = unnamed.setdefault(route.name, route.endpoint)
                 if other != route.endpoint:
                     raise UsageError(f"two routes are {route.name}: give their limits names, such as name='mails'")
         self.budgets = [budget for route in found for budget in route.budgets]
+
+    def of(self, scope: Scope) -> _Route | None:
+        """Return the route of a request."""
+        endpoint = scope.get("endpoint")
+        named = self._by_name.get(getattr(endpoint, "__qualname__", ""), ())
+        found = [each for each in named if each.endpoint is endpoint]
+        return found[0] if len(found) == 1 else next((each for each in found if each.matches(scope)), None)
 
 
 def _route_of(scope: Scope, budgets: Sequence[Budget]) -> _Route:
@@ -258,29 +264,17 @@ def _route_of(scope: Scope, budgets: Sequence[Budget]) -> _Route:
     visit: Visit | None = scope.get(VISIT)
     if visit is None:
         raise UsageError("a limit of a route needs the middleware: app.add_middleware(RateLimitMiddleware, ...)")
-    outermost, endpoint = scope["router"], scope.get("endpoint")
-    known: list[_Routes] = visit.gate.routes
-    routes = next((each for each in known if each.application is outermost), None)
-    if routes is None:
-        routes = _Routes(outermost)
-        known.append(routes)
-    found = routes.get(_key_of(endpoint), ())
-    if len(found) == 1 and found[0].endpoint is endpoint:
-        return found[0]
-    for route in found:
-        if route.endpoint is endpoint and route.matches(scope):
-            return route
-    if all(budget.name or budget.rule is not None for budget in budgets):
-        return _Route((_NOWHERE,))
-    raise UsageError(f"{scope['path']} is not among the routes: give its limit a name, such as name='mails'")
-
-
-def _key_of(endpoint: Any) -> Any:
-    try:
-        hash(endpoint)
-    except TypeError:
-        return None
-    return endpoint
+    known, application = visit.gate.routes, scope["router"]
+    routes = next((each for each in known if each.application is application), None)
+    route: _Route | None = routes.of(scope) if routes is not None else None
+    is_unnamed = any(budget.limits is not None and not budget.name for budget in budgets)
+    if route is None and (is_unnamed or routes is None):  # it may have been added since
+        routes = _Routes(application)
+        known[:] = [*(each for each in known if each.application is not application), routes]
+        route = routes.of(scope)
+        if route is None and is_unnamed:
+            raise UsageError(f"{scope['path']} is not among the routes: give its limit a name, such as name='mails'")
+    return route or _Route((SimpleNamespace(endpoint=None, path=""),))
 
 
 def _chains(place: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

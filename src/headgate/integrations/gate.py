@@ -140,7 +140,7 @@ class Gatekeeping:
         self._on_empty_key = settings.get("on_empty_key", "refuse")
         if self._on_empty_key not in {"refuse", "address"}:
             raise InvalidSettings(f"on_empty_key is 'refuse' or 'address', not {short(self._on_empty_key)}")
-        self._warned = False
+        self._warned: set[str] = set()
         self.known: set[Budget] = set()
         """Budgets of routes that were checked."""
         self.routes: list[Any] = []
@@ -224,17 +224,21 @@ class Gatekeeping:
         """Whether somebody without a key is counted by address. Raises EmptyKey if not."""
         if self._on_empty_key == "address":
             return True
-        log.warning("the key function %r returned nothing: the request is refused", budget.key or self.key)
+        self._warn(f"the key function {budget.key or self.key!r} returned nothing: such requests are refused")
         raise EmptyKey("This request does not say whom it is from, so it cannot be counted.")
 
     def unknown_address(self) -> None:
-        """Say once that all whose address is not known share a budget."""
-        if not self._warned:
-            self._warned = True
-            log.warning(
-                "the address of a client is not known (a Unix socket?): all such clients share one budget. Behind a "
-                "proxy, say where it writes the address: identity=AddressReader('x-forwarded-for', hops=1)"
-            )
+        """Warn that all clients without an address share a budget."""
+        self._warn(
+            "the address of a client is not known (a Unix socket?): all such clients share one budget. Behind a proxy, "
+            "say where it writes the address: identity=AddressReader('x-forwarded-for', hops=1)"
+        )
+
+    def _warn(self, text: str) -> None:
+        """Log a warning once: clients decide how often there is a reason."""
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning(text)
 
     def _opened(self) -> list[Any]:
         """Return what the gate opened, and closes."""
