@@ -584,7 +584,7 @@ def test_fields_describe_the_most_restrictive_limit_of_all_that_were_asked() -> 
 )
 def test_the_strings_of_other_limiters_are_read_as_the_page_says(theirs: str, ours: str) -> None:
     assert "; ".join(map(str, Quota.parse(theirs))) == ours
-    assert Gate(GateSettings(limits=theirs)).budgets[0].families["default"][1].quotas == tuple(Quota.parse(ours))
+    assert Gate(GateSettings(limits=theirs)).budgets[0].families("default")[1].quotas == tuple(Quota.parse(ours))
 
 
 def test_each_route_may_have_the_limit_of_all_for_itself() -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from hashlib import blake2b
-from typing import Any, TypeAlias, TypedDict, TypeVar
+from typing import Any, TypeAlias, TypedDict
 
 import msgspec
 
@@ -27,11 +27,9 @@ from headgate.core.plan import MAX_COST, Call, Family, Plan, Verb, checked_cost
 from headgate.core.quota import Quota
 from headgate.engine import Ruling
 from headgate.policy.selection import Verdict
-from headgate.stores.base import AsyncCheck, AsyncStore, Check, Store
+from headgate.stores.base import AsyncStore, Store
 from headgate.stores.wrapping import refund_for
 
-K = TypeVar("K")
-T = TypeVar("T")
 Quotas: TypeAlias = str | Quota | Iterable[str | Quota]
 """Text such as "100/minute" or "10/s burst 20; 5000/day", a quota, or several of either."""
 QuotasOfKey: TypeAlias = Callable[[str], Quotas | Awaitable[Quotas]]
@@ -42,6 +40,7 @@ KEPT_FAMILIES = 4096
 """Different quotas of `QuotasOfKey` that are kept, ready to use."""
 NO_ROUTE = "-"
 """The route of requests for what is not there."""
+_kept = lru_cache(maxsize=KEPT_FAMILIES)
 _LIMITED = Verdict.LIMITED
 _BUDGETS = "__headgate_budgets__"
 """The attribute by which a decorated view has its budgets."""
@@ -50,26 +49,6 @@ _LIMITED_AS = "__headgate_limited__"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:/-]+")
 _LONGEST_NAME = 60
 """Characters of a name that is made of another one: it leaves room for a number at its end."""
-
-
-class MadeOnce(dict[K, T]):
-    """Keeps what is made for a key, of `KEPT_FAMILIES` at most: then it begins anew.
-
-    Args:
-        make: makes it.
-    """
-
-    __slots__ = ("_make",)
-
-    def __init__(self, make: Callable[[K], T]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, key: K) -> T:
-        if len(self) >= KEPT_FAMILIES:
-            self.clear()
-        made = self[key] = self._make(key)
-        return made
 
 
 def _named(quotas: Sequence[Quota], name: str) -> NamedFamily:
@@ -112,7 +91,7 @@ class Budget:
     """Whether nothing that comes after a request changes what it costs."""
     is_plain: bool = field(init=False, repr=False, compare=False, default=True)
     """Whether no function has a say in what is asked, and the answer is not only tried out."""
-    families: MadeOnce[str, NamedFamily] = field(init=False, repr=False, compare=False)
+    families: Callable[[str], NamedFamily] = field(init=False, repr=False, compare=False)
     """The limits, under the names of the routes that have this budget; none where a function says which ones."""
 
     def __post_init__(self) -> None:
@@ -138,7 +117,7 @@ class Budget:
             family = family_of(self.name or "default", self.limits)
             if not callable(self.cost) and self.cost:
                 family.checked_cost(self.cost)
-        object.__setattr__(self, "families", MadeOnce(partial(_named, () if family is None else family.quotas)))
+        object.__setattr__(self, "families", _kept(partial(_named, () if family is None else family.quotas)))
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
@@ -153,7 +132,7 @@ class Budget:
     def named(self, name: str, quotas: Quotas | None = None) -> NamedFamily:
         """Return the limits under a name: those that a key has, or the same for all."""
         if quotas is None:
-            return self.families[name]
+            return self.families(name)
         family = _family_of_text(name, quotas) if isinstance(quotas, str) else family_of(name, quotas)
         return (name,) * len(family.quotas), family
 
@@ -188,12 +167,12 @@ def family_of(name: str, quotas: Quotas) -> Family:
     return Family(name, found)
 
 
-@lru_cache(maxsize=KEPT_FAMILIES)
+@_kept
 def _family_of_text(name: str, quotas: str) -> Family:
     return family_of(name, quotas)
 
 
-@lru_cache(maxsize=KEPT_FAMILIES)
+@_kept
 def name_of(route: str, nth: int = 1) -> str:
     """Return the name of the n-th budget of a route: what cannot be in a name is replaced, and no two are the same."""
     route = route or NO_ROUTE
@@ -313,7 +292,7 @@ class Counter(_Counts):
     def __init__(self, store: Store, mode: str | None) -> None:
         super().__init__(mode, store.clock)
         self._store = store
-        self.bound = MadeOnce[Family, Check](store.bind)
+        self.bound = _kept(store.bind)
         """What checks keys of a family."""
 
     def check(self, question: QuotaQuestion) -> Decision:
@@ -321,7 +300,7 @@ class Counter(_Counts):
         family = question.family
         if family is None:
             return self._store.run(question.call())
-        return self.bound[family](question.key, question.cost)
+        return self.bound(family)(question.key, question.cost)
 
     def give_back(self, question: QuotaQuestion, decision: Decision) -> Decision:
         """Give back what a decision on a question took."""
@@ -342,14 +321,14 @@ class AsyncCounter(_Counts):
     def __init__(self, store: AsyncStore, mode: str | None) -> None:
         super().__init__(mode, store.clock)
         self._store = store
-        self.bound = MadeOnce[Family, AsyncCheck](store.bind)
+        self.bound = _kept(store.bind)
 
     async def check(self, question: QuotaQuestion) -> Decision:
         """See `Counter.check`."""
         family = question.family
         if family is None:
             return await self._store.run(question.call())
-        return await self.bound[family](question.key, question.cost)
+        return await self.bound(family)(question.key, question.cost)
 
     async def give_back(self, question: QuotaQuestion, decision: Decision) -> Decision:
         """See `Counter.give_back`."""

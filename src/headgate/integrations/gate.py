@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol, TypedDict
 
 from headgate.clock import Clock
@@ -26,12 +27,17 @@ from headgate.policy.request import USER, Request, UnknownRule
 from headgate.stores import open_resilient_async_store, open_resilient_store
 from headgate.stores.base import AsyncStore, Store
 from headgate.stores.memory import MemoryStore
-from headgate.web.address import AddressReader
+from headgate.web.address import UNKNOWN, AddressReader
 from headgate.web.errors import InvalidSettings
 from headgate.web.headers import ResponseHeaders, Spelling, as_text
 from headgate.web.identity import Identifier
+from headgate.web.lines import HeaderLines
 
 log = logging.getLogger("headgate.integrations")
+KEPT_PEERS = 4096
+"""Addresses of peers of which the key is kept."""
+_TEST_PEER = "testclient"
+"""The peer that the test clients of Starlette and Litestar name, which have no address."""
 _TERMS = frozenset({"cost", "count_when", "refund_on_error", "shadow"})
 """Settings that are about the budget of all routes."""
 
@@ -145,8 +151,8 @@ class Gatekeeping:
         """Budgets of routes that were checked."""
         self.routes: list[Any] = []
         """What an integration knows about the routes of each application that has this gate."""
-        self.peers: dict[str | None, str] = {}
-        """The keys of peers that came before, where nothing but the peer counts."""
+        self.key_of_peer = lru_cache(KEPT_PEERS)(self.key_of_address)
+        """Finds the key where nothing but the peer counts."""
         self.budgets = self.checked(*_budgets(settings))
         self.check_functions(*[each for each in (self.exempt, self.on_refused, self.key) if each is not None])
 
@@ -208,13 +214,13 @@ class Gatekeeping:
                 return self.decider.reset_all(Request(principal))
             return self.decider.reset(Request(principal, rule_id=name))
         found = [
-            budget.families[name][1] for budget in self.budgets if budget.name == name and not callable(budget.limits)
+            budget.families(name)[1] for budget in self.budgets if budget.name == name and not callable(budget.limits)
         ]
         if limits is not None:
             if not NAME.fullmatch(name):
                 name = name_of(name)  # a route, as it is written
             (budget,) = self.checked(Budget(limits=limits, name=name))
-            found = [budget.families[name][1]]
+            found = [budget.families(name)[1]]
         if not found:
             raise UsageError(f"there is no budget {name!r} for all routes: say which limits it has")
         plan = sum([family.plan(key) for family in found], ())
@@ -227,12 +233,15 @@ class Gatekeeping:
         self._warn(f"the key function {budget.key or self.key!r} returned nothing: such requests are refused")
         raise EmptyKey("This request does not say whom it is from, so it cannot be counted.")
 
-    def unknown_address(self) -> None:
-        """Warn that all clients without an address share a budget."""
-        self._warn(
-            "the address of a client is not known (a Unix socket?): all such clients share one budget. Behind a proxy, "
-            "say where it writes the address: identity=AddressReader('x-forwarded-for', hops=1)"
-        )
+    def key_of_address(self, peer: str | None, lines: HeaderLines = ()) -> str:
+        """Return the key of a client by its address; all without one share it, which is logged."""
+        address = self.identifier.addresses.read(peer, lines).key
+        if address == UNKNOWN and peer != _TEST_PEER:
+            self._warn(
+                "the address of a client is not known (a Unix socket?): all such clients share one budget. Behind a "
+                "proxy, say where it writes the address: identity=AddressReader('x-forwarded-for', hops=1)"
+            )
+        return f"ip:{address}"
 
     def _warn(self, text: str) -> None:
         """Log a warning once: clients decide how often there is a reason."""

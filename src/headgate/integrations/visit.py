@@ -22,7 +22,6 @@ from headgate.integrations.answers import Refusal
 from headgate.integrations.budgets import Budget, QuotaQuestion, name_of
 from headgate.policy.request import USER, InvalidRequest, Request
 from headgate.policy.selection import Verdict
-from headgate.web.address import UNKNOWN
 from headgate.web.errors import AmbiguousIdentity
 from headgate.web.identity import Identity
 from headgate.web.lines import HeaderLines
@@ -39,10 +38,6 @@ UNREADABLE = (AmbiguousIdentity, CostTooLarge, InvalidRequest)
 """What a client's request may be: it is answered with 400."""
 UNDECIDED: Any = object()
 """What is neither a refusal nor None: the request has to `enter`."""
-KEPT_PEERS = 4096
-"""Addresses of peers of which the key is kept."""
-_TEST_PEER = "testclient"
-"""The peer that the test clients of Starlette and Litestar name, which have no address."""
 _NAMED = ("user", "apikey", "ip")
 """Who asks, the best name first."""
 
@@ -139,9 +134,8 @@ class Visit(msgspec.Struct, eq=False):
         self._now = gate.clock.now()
         if budget.rule is not None:
             return self._request(budget, cost, self.identity.principal)
-        key = gate.peers.get(self.peer) or self._own_key()
-        names, family = budget.families[budget.name or self._name(route)]
-        return QuotaQuestion(names, cost, family, key)
+        names, family = budget.families(budget.name or self._name(route))
+        return QuotaQuestion(names, cost, family, self._own_key())
 
     def at_once(self, budgets: Sequence[Budget], route: str = DEFAULT) -> Any:
         """Take what budgets of a route cost; returns the refusal, if it is one, or `UNDECIDED`.
@@ -328,23 +322,15 @@ class Visit(msgspec.Struct, eq=False):
         return found
 
     def _own_key(self) -> str:
-        """Return the key of who asks; where nothing but the peer counts, it is kept."""
-        addresses, peers = self.gate.addresses, self.gate.peers
-        if addresses is None:
-            principal = self.identity.principal
-            return next(f"{name}:{principal[name]}" for name in _NAMED if name in principal)
-        key = self._address_key()
-        if self.peer is not None and not addresses.header:
-            if len(peers) >= KEPT_PEERS:
-                peers.clear()
-            peers[self.peer] = key
-        return key
+        """Return the key of the client."""
+        gate = self.gate
+        if gate.addresses is not None:
+            return self._address_key() if gate.addresses.header else gate.key_of_peer(self.peer)
+        principal = self.identity.principal
+        return next(f"{name}:{principal[name]}" for name in _NAMED if name in principal)
 
     def _address_key(self) -> str:
-        address = self.gate.identifier.addresses.read(self.peer, self.lines).key
-        if address == UNKNOWN and self.peer != _TEST_PEER:
-            self.gate.unknown_address()
-        return f"ip:{address}"
+        return self.gate.key_of_address(self.peer, self.lines)
 
     def _principal(self, budget: Budget) -> Flow[Mapping[str, str]]:
         """Return who asks, by dimension."""
