@@ -7,9 +7,10 @@ may come right after the bucket was drawn from: at most capacity + floor(limit *
 State: (used, at, limit, mark). `used` is what is missing from a full bucket as of `at`, in the fractions of a token
 that `headgate.core.numbers.rate` chooses. They depend on the limit and on how finely it can be counted, so the state
 names the limit it was written under. The lowest bit of the mark is the pressure's; the next says that something of it
-was carried over from another limit; the next six are the fineness; the rest is the longest refill step under which the
-state was answered for, by which alone `void_at` knows how long it is needed. (A peek writes none: where `refill_every`
-was just raised, what it says of waiting holds from the next check on. In Redis, the key's time to live says the same.)
+was carried over from another limit; the next six are the fineness; the rest is by how many microseconds the last refill
+step ends later than the bucket would be full without steps, by the longest answer: `void_at` knows by it how long that
+holds. (A peek writes none: where `refill_every` was just raised, what it says of waiting holds from the next check on.
+In Redis, the key's time to live says the same.)
 
 A state that was written under another limit keeps its fractions, and refills by that limit, until a request is admitted
 under the present one: then `used` is carried over, rounded up. So a refusal never changes a state, nothing that was
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from headgate.core.quota import Quota
 
 
-_STEP = 256  # by how much a microsecond of the refill step raises the mark
+_STEP = 256  # by how much a microsecond raises the mark
 
 
 def transition(quota: Quota) -> Transition:
@@ -210,8 +211,10 @@ def _stepwise(quota: Quota) -> Transition:
 
         retry, reset = wait(decision.retry_after_us), wait(decision.reset_after_us)
         taken_at = now if decision.allowed else 0
-        if after is not None and (after is not state or every > after[3] // _STEP):
-            after = *after[:3], after[3] % _STEP + every * _STEP
+        if after is not None:
+            later = now + reset - _void_at(after, quota.window_us, 1)
+            if after is not state or later > after[3] // _STEP:
+                after = *after[:3], after[3] % _STEP + max(0, later) * _STEP
         return after, msgspec.structs.replace(
             decision, retry_after_us=retry, reset_after_us=reset, taken_at_us=taken_at
         )
@@ -221,7 +224,8 @@ def _stepwise(quota: Quota) -> Transition:
 
 def void_at(state: Kept, quota: Quota) -> int:
     """Return the time from which `state`, written by any quota of the same shape, means that nothing is used."""
-    return _void_at(state, quota.window_us, max(quota.refill_every_us, state[3] // _STEP))
+    answered = _void_at(state, quota.window_us, 1) + (state[3] // _STEP if state[0] else 0)
+    return max(answered, _void_at(state, quota.window_us, quota.refill_every_us))
 
 
 def _void_at(state: Kept, window: int, every: int) -> int:

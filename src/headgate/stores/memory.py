@@ -75,8 +75,9 @@ class _Table:
 
 _Note = tuple[_Table, Principal | int, Quota]
 """A reminder to look whether a state is void: where it is, and its quota."""
-_Found = tuple[_Table, Principal | int, State]
-"""Where the state of a limit is or will be kept, and the state that counts for it now."""
+_Found = tuple[_Table, Principal | int, State, tuple[_Table, int] | None]
+"""Where the state of a limit is or will be kept, the state that counts for it now, and where among the overflow states
+that was found, unless it is the key's own."""
 
 
 class MemoryStore:
@@ -237,9 +238,13 @@ class MemoryStore:
             return self._decide(Call(_CHECK, plan, cost), now)
         limit, quota = plan[0], plan[0].quota
         while True:
-            found = _, at, state = self._find(limit, 1)
+            found = self._find(limit, 1)
             occupied = _occupied(found, quota, now)
-            after, decision = (state, occupied) if occupied is not None else quota.step(state, cost, now)
+            if occupied is not None:
+                found, after, decision = occupied
+            else:
+                after, decision = quota.step(found[2], cost, now)
+            _, at, state, _ = found
             if after is state:
                 return decision
             states = self._place(found, quota, decision, now)
@@ -252,7 +257,7 @@ class MemoryStore:
         verb, plan = call.verb, call.plan
         while True:
             found = [self._find(limit, len(plan)) for limit in plan]
-            before: list[State] = [state for _, _, state in found]
+            before: list[State] = [each[2] for each in found]
             if self._overflow:
                 after, decision = _decide_shared(call, found, before, now)
             else:
@@ -281,16 +286,17 @@ class MemoryStore:
         table = self._tables.get(name)
         full = self._own + places > self._max_keys
         if table is not None and principal in table.states:
-            return table, principal, table.states[principal]
+            return table, principal, table.states[principal], None
         if table is None:
             table = _Table(name, shared=False)
         if not (full or self._shared):
-            return table, principal, None
-        overflow, slot = self._overflow_of(space, principal)
+            return table, principal, None, None
+        origin = overflow, slot = self._overflow_of(space, principal)
+        state = overflow.states.get(slot)
         if full:
-            return overflow, slot, overflow.states.get(slot)
+            return overflow, slot, state, origin
         # With room again, a key moves to a state of its own and takes along what was used in common.
-        return table, principal, overflow.states.get(slot)
+        return table, principal, state, origin
 
     def _overflow_of(self, space: str, principal: Principal | int) -> tuple[_Table, int]:
         name, _, shape = space.partition("|")
@@ -305,7 +311,7 @@ class MemoryStore:
 
         A new one is noted for clearing, when nothing counts as used any more by what its limit `told`.
         """
-        table, at, state = found
+        table, at, state, _ = found
         if at in table.states:
             return table.states
         due, tables = self._due_after(now + told.reset_after_us), self._tables
@@ -377,37 +383,52 @@ class MemoryStore:
             self._due_after(now).append(note)
 
 
-def _decide_shared(call: Call, found: Sequence[_Found], before: States, now: int) -> tuple[States, Decision]:
+def _decide_shared(call: Call, found: list[_Found], before: States, now: int) -> tuple[States, Decision]:
     """Run a call in a store some of whose states may be shared."""
     quotas = [limit.quota for limit in call.plan]
-    places = [(table.space, at) if table.shared else index for index, (table, at, _) in enumerate(found)]
-    occupied = {}
+    places = [each[3] or index for index, each in enumerate(found)]
+    refusals: dict[int, tuple[State, Decision]] = {}
+    kept: dict[object, tuple[State, Decision]] = {}  # by place, what its longest refusal leaves there
     for index, place in enumerate(places):
-        refusal = _occupied(found[index], quotas[index], now, crowded=places.count(place) > 1)
-        if refusal is not None:
-            occupied[index] = before[index], refusal
+        occupied = _occupied(found[index], quotas[index], now, crowded=places.count(place) > 1)
+        if occupied is not None:
+            found[index] = occupied[0]
+            refusals[index] = occupied[1:]
+            known = kept.get(place)
+            if known is None or occupied[2].reset_after_us > known[1].reset_after_us:
+                kept[place] = occupied[1:]
+    refusals = {index: (kept[places[index]][0], refusal) for index, (_, refusal) in refusals.items()}
+    shared = [each[0].shared for each in found]
     if call.verb is Verb.RESET:  # what keys share is not forgotten for one of them
-        kept = [state if table.shared else None for table, _, state in found]
-        return kept, plans.look(quotas, kept, call.cost, now, occupied)[1]
-    if call.verb is Verb.REFUND and any(table.shared for table, _, _ in found):  # nor given back
-        return before, plans.look(quotas, before, 1, now, occupied)[1]
-    if occupied:
-        return plans.look(quotas, before, call.cost, now, occupied)
+        left = [state if is_shared else None for state, is_shared in zip(before, shared, strict=True)]
+        return left, plans.look(quotas, left, call.cost, now, refusals)[1]
+    if call.verb is Verb.REFUND and any(shared):  # nor given back
+        return before, plans.look(quotas, before, 1, now, refusals)[1]
+    if refusals:
+        return plans.look(quotas, before, call.cost, now, refusals)
     after, decision = plans.decide(call, before, now)
     if decision.taken and len(set(places)) < len(places):
         after = _filled(places, quotas, after, now)
     return after, decision
 
 
-def _occupied(found: _Found, quota: Quota, now: int, *, crowded: bool = False) -> Decision | None:
-    """Return the refusal of a key whose overflow state counts for another limit, or, where it is crowded, counts."""
-    table, _, state = found
-    if not table.shared or state is None:
+def _occupied(found: _Found, quota: Quota, now: int, *, crowded: bool = False) -> tuple[_Found, State, Decision] | None:
+    """Return the refusal of a key that finds its overflow state in use under another limit, if it does.
+
+    A state that several limits of a plan share is in use if anything counts. Beside the decision there is the state
+    after it, which stays where it is: a key does not move to a state of its own as long as it waits.
+    """
+    _, _, state, origin = found
+    if origin is None or state is None:
         return None
     if not crowded and (not quota.algorithm.is_bucket or state[2] == quota.limit):
         return None
-    wait = quota.step(state, 0, now)[1].reset_after_us
-    return Decision(False, quota.capacity, 0, wait, wait, Pressure.THROTTLED, quota) if wait else None
+    after, decision = quota.step(state, quota.capacity, now)
+    if decision.allowed:
+        return None
+    wait = decision.reset_after_us
+    refusal = Decision(False, quota.capacity, 0, wait, wait, Pressure.THROTTLED, quota)
+    return (*origin, state, origin), after, refusal
 
 
 def _filled(places: Sequence[object], quotas: Sequence[Quota], after: States, now: int) -> list[State]:
