@@ -43,7 +43,7 @@ from headgate.integrations.flask import RateLimits
 from headgate.integrations.functions import limited
 from headgate.testing import ManualClock
 from tests.integrations import site  # noqa: F401  the settings of Django
-from tests.integrations.clients import TestClient
+from tests.integrations.clients import TestClient, WebSocketDenialResponse
 
 Names = dict[str, str]
 """The budget of each route, by method and address."""
@@ -280,7 +280,7 @@ def asked_of_flask() -> Iterator[tuple[list[str], Callable[[str], Any]]]:
             place.add_url_rule("/posted", f"{host}-2", one(made("b")), methods=["POST"], **options)
             place.add_url_rule("/posted", f"{host}-3", one(made("b")), methods=["GET"], **options)
             place.add_url_rule("/class", view_func=Views.as_view(f"{host}-4"), **options)
-            place.add_url_rule("/hidden", f"{host}-5", lambda: one(served)(), **options)
+            place.add_url_rule("/hidden", f"{host}-5", lambda: one(made("e"))(), **options)
             place.add_url_rule("/<int:number>", f"{host}-6", helper("c"), **options)
             place.add_url_rule("/<number>", f"{host}-7", helper("d"), **options)
     outer.register_blueprint(inner, url_prefix="/inner")
@@ -395,6 +395,28 @@ def test_no_two_routes_share_a_budget_and_each_has_the_same_name_in_all_processe
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment)
     assert names_of(framework) == json.loads(other.stdout.splitlines()[-1])
+
+
+def test_sockets_share_neither_with_each_other_nor_with_routes_of_their_path() -> None:
+    app, router, mounted = FastAPI(), APIRouter(), FastAPI()
+
+    async def socket(connection: WebSocket) -> None:
+        await connection.accept()
+        await connection.close()
+
+    for place in (app, router, mounted):
+        place.websocket("/a", dependencies=[once()])(socket)
+        place.get("/a", dependencies=[once()])(served)
+    for prefix in ("/one", "/two"):
+        app.include_router(router, prefix=prefix)
+        app.mount(f"{prefix}/mounted", mounted)
+    app.add_middleware(fastapi.RateLimitMiddleware, clock=ManualClock())
+    client = TestClient(app)
+    for path_ in ("/a", "/one/a", "/two/a", "/one/mounted/a", "/two/mounted/a"):
+        with client.websocket_connect(path_):
+            assert client.get(path_).status_code == 200
+        with pytest.raises(WebSocketDenialResponse), client.websocket_connect(path_):
+            pass
 
 
 def test_a_route_that_is_added_late_has_a_budget_and_what_is_no_route_needs_a_name(tmp_path: Path) -> None:

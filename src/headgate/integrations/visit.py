@@ -222,11 +222,11 @@ class Visit(msgspec.Struct, eq=False):
         only = asked[0]
         if len(asked) > 1 or only.budget.shadow:
             return answers.fields_of(self._enforced(), self._now)
-        return answers.fields(*_told_by(only), self._now)
+        return answers.fields(*_outcome_of(only), self._now)
 
     def _enforced(self) -> list[tuple[tuple[str, ...], Decision | None]]:
         """Return what is not only tried out: the name of each limit, and the decision."""
-        return [_told_by(each) for each in self._asked if not each.budget.shadow]
+        return [_outcome_of(each) for each in self._asked if not each.budget.shadow]
 
     def _decided(self, asked: Iterable[Asked]) -> Flow[Refusal | None]:
         gate = self.gate
@@ -352,7 +352,7 @@ class Visit(msgspec.Struct, eq=False):
         return Request(*about, cost=cost, tier=tier, address=address, rule_id=budget.rule or "")
 
 
-def _told_by(asked: Asked) -> tuple[tuple[str, ...], Decision | None]:
+def _outcome_of(asked: Asked) -> tuple[tuple[str, ...], Decision | None]:
     """Return the name of each limit, and the decision about them."""
     answer = asked.answer
     return (asked.question.names, answer) if asked.budget.rule is None else (answer.rules, answer.decision)
