@@ -26,7 +26,9 @@ from headgate.core.plan import (
     combine,
     decide,
     part_of,
+    places_of,
     refund_of,
+    replayed,
     shadowed,
 )
 from headgate.core.pressure import Pressure
@@ -235,6 +237,14 @@ def test_a_reset_leaves_nothing_used() -> None:
     states, decision = decide(Call(Verb.RESET, plan), states, START)
     assert states == [None, None]
     assert [part.remaining for part in decision.limits] == [5, 9]
+
+
+def test_an_admission_by_other_limits_names_what_these_have() -> None:
+    plan = plan_of(Quota(1, SECOND), Quota(9, MINUTE))
+    states = [limit.quota.step(None, 1, START)[0] for limit in plan]
+    decision = replayed(plan, states, START)
+    assert (decision.allowed, decision.taken, [part.remaining for part in decision.limits]) == (True, 0, [0, 8])
+    assert places_of(plan) != places_of(plan[:1])
 
 
 class TestCombine:

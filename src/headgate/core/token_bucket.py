@@ -21,7 +21,7 @@ The leaky bucket is the same function, with the delay of a queue if asked for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -204,17 +204,17 @@ def _stepwise(quota: Quota) -> Transition:
                 if not alone and (seen != ticked or since == ticked):
                     cost = 0
                 since = seen
-        after, decision = steady(state, cost, seen, since)
+        stepped, decision = steady(state, cost, seen, since)
+        after: Any = stepped  # never None: a full bucket refuses nothing
 
         def wait(us: int) -> int:
             return at - now - -(seen + us - at) // every * every if us else 0
 
         retry, reset = wait(decision.retry_after_us), wait(decision.reset_after_us)
         taken_at = now if decision.allowed else 0
-        if after is not None:
-            later = now + reset - _void_at(after, quota.window_us, 1)
-            if after is not state or later > after[3] // _STEP:
-                after = *after[:3], after[3] % _STEP + max(0, later) * _STEP
+        later = now + reset - _void_at(after, quota.window_us, 1)
+        if later > after[3] // _STEP or after is not state:
+            after = *after[:3], after[3] % _STEP + max(0, later) * _STEP
         return after, msgspec.structs.replace(
             decision, retry_after_us=retry, reset_after_us=reset, taken_at_us=taken_at
         )
