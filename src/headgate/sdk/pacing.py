@@ -172,8 +172,12 @@ class Pacer:
                 refused = origin.learn(now, answer.status, notice, sent, self._jitter())
                 uncounted = origin.uncounted(now, sent) if is_shared else []
             self._wake(origin)
-            for cost, limit in uncounted:
-                yield Call(Verb.CHECK, (limit,), cost)
+            for cost, limit, floor in uncounted:
+                if floor is not None:  # what others counted while the request was under way, it knows of
+                    counted: Decision = yield Call(Verb.PEEK, (limit,))
+                    cost = min(cost, counted.remaining - floor)  # noqa: PLW2901  fewer of them are unknown
+                if cost > 0:
+                    yield Call(Verb.CHECK, (limit,), cost)
             if not refused:
                 return answer
             if not left:
@@ -341,14 +345,20 @@ class _Origin:
             if not part.allowed
         )
 
-    def uncounted(self, now: int, sending: _Sending) -> list[tuple[int, Limit]]:
-        """Return what processes are still to count: what they did not know of when the request was sent."""
-        found = []
+    def uncounted(self, now: int, sending: _Sending) -> list[tuple[int, Limit, int | None]]:
+        """Return what processes are still to count: what they did not know of when the request was sent.
+
+        Of what others use besides, also the least that they then have left by their own count.
+        """
+        found: list[tuple[int, Limit, int | None]] = []
         for allowance in self._allowances(sending.route):
             shared, sent = allowance.shared_quota(now), sending.limits.get(allowance.name, Sent())
             if shared:
-                cost = 1 if shared[0] != sent.counted_in else min(allowance.of_others(sent), MAX_COST)
-                found += [(cost, self._limit(allowance.name, *shared))] if cost else []
+                limit = self._limit(allowance.name, *shared)
+                if shared[0] != sent.counted_in:
+                    found.append((1, limit, None))
+                elif others := allowance.of_others(sent):
+                    found.append((min(others, MAX_COST), limit, sent.shared - others))
         return found
 
     def _refused(

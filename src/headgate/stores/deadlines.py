@@ -2,10 +2,14 @@
 
 Ten thousand calls that begin at once keep an event loop busy for longer than any of their deadlines, though the server
 answers each batch at once: its answers lie unread in the socket. So deadlines count only the time for which the loop
-could have read an answer. It is measured by a timer that rings every `TICK` seconds while calls are open: one that
-rings on time found the loop idle, and the time since the last counts but for what this thread computed; one that rings
-late found it busy, or the machine, and a `BUSY_SHARE` of the time counts. So a process that always computes waits at
-most that many times longer for a server that hangs, and one that does not waits as long as it says.
+could have read an answer. It is measured by a timer that rings every `TICK` seconds while calls are open:
+
+* One that rings on time found the loop idle: the time since the last counts, but for what this thread computed.
+* One that rings late, though next to nothing was computed, found the machine busy, or a process that was stopped: the
+  time counts, but no more than two ticks, for an answer may have come since.
+* One that rings late otherwise found the loop busy: a `BUSY_SHARE` of the time counts.
+
+So a process that always computes waits at most sixteen times as long as it says for a server that hangs.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from time import thread_time
 TICK = 0.01
 LATE = 0.003
 """Seconds by which a timer of an idle loop may be late."""
+IDLE = 0.00025
+"""Seconds of computing between two ticks, in an idle loop."""
 BUSY_SHARE = 1 / 16
 
 
@@ -56,10 +62,13 @@ class ServerTime:
     def _tick(self) -> None:
         now = self.loop.time()
         elapsed = now - self._seen_at
-        if now - self._rings_at > LATE:
-            self._own += elapsed * (1 - BUSY_SHARE)
+        computed = thread_time() - self._computed
+        if now - self._rings_at <= LATE:
+            self._own += min(elapsed, computed)
+        elif computed <= IDLE:
+            self._own += max(0.0, elapsed - 2 * TICK)
         else:
-            self._own += min(elapsed, thread_time() - self._computed)
+            self._own += elapsed * (1 - BUSY_SHARE)
         self._seen_at = now  # for what `look` does
         self._is_watching = self._look()
         if self._is_watching:
