@@ -142,7 +142,7 @@ def charge_of(ruling: Ruling, seal: Seal = ALONE) -> str:
 
 def named_charge(ruling: Ruling) -> NamedCharge:
     """Return what such a text has, of a ruling that an engine made."""
-    found = dict(_found(ruling))
+    found = {} if ruling.is_joint else dict(taken_by(ruling))
     if not found:
         return NamedCharge(0, 0, b"", {})
     charged = ruling.decision
@@ -165,10 +165,10 @@ def parse(text: str, seal: Seal = ALONE) -> NamedCharge:
     raise InvalidCharge(f"a charge is the text that came with the answer to a check, not {short(text)}")
 
 
-def _found(ruling: Ruling) -> Iterator[tuple[Limit, Decision]]:
-    """Yield the limits that a ruling took from, and what each said."""
+def taken_by(ruling: Ruling) -> Iterator[tuple[Limit, Decision]]:
+    """Yield the limits that a ruling took from, and what each said; of a joint one, with what others took from it."""
     selection, decision = ruling.selection, ruling.decision
-    if isinstance(selection, Selection) and not ruling.is_joint:
+    if isinstance(selection, Selection):
         told = [decision] if decision is not None and decision.taken else []
         yield from zip(selection.enforced.plan, [part for each in told for part in each.limits], strict=False)
         tried = [limit for limits in selection.shadow for limit in limits.plan]

@@ -18,7 +18,7 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidKey
 from headgate.core.mode import Mode
-from headgate.core.plan import Call, Limit, Plan
+from headgate.core.plan import Call, Limit, Plan, refund_of
 from headgate.engine.base import AsyncEngineBase
 from headgate.engine.verbs import Flow, checked_mode, used_up
 from headgate.live import LoadStatistics
@@ -138,6 +138,14 @@ class AsyncDescriptorEngine(AsyncEngineBase):
             decisions = await self._drive(_decided(matching, count_refused=self._count_refused))
         return Answered(matching, decisions, now, *self._modes)
 
+    async def undo(self, answered: Answered) -> None:
+        """Give back what an answer took: nobody waited for it any more."""
+        decisions = [decision for decision in answered.decisions if decision is not None]
+        pairs = zip(answered.matching.calls, decisions, strict=True)
+        calls = [refund_of(call.plan, decision) for call, decision in pairs if decision.taken]
+        if calls:
+            await self._drive(_made(calls))
+
     def rules_statistics(self) -> LoadStatistics | None:
         """Return how loading the files went so far, for metrics; None where they do not change."""
         return self._trees.statistics() if isinstance(self._trees, LiveDescriptors) else None
@@ -160,6 +168,10 @@ def _decided(matching: Matching, *, count_refused: bool) -> Flow[tuple[Decision 
             if is_refused and match.hits > 1 and not match.refund:
                 yield from used_up(_plan(match), match.hits)
     return decisions
+
+
+def _made(calls: Sequence[Call]) -> Flow[None]:
+    yield calls
 
 
 def _plan(match: Match) -> Plan:

@@ -310,6 +310,10 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
         await self._drive(self._verbs.sealing())
         return ruling if isinstance(ruling, Ruling) else await ruling
 
+    async def undo(self, rulings: Sequence[Ruling]) -> None:
+        """Give back all that a check took, or several that passed together: nobody waited for the answer any more."""
+        await self._drive(self._verbs.undo(rulings))
+
     async def reset(self, request: Request) -> Reset:
         """See `Engine.reset`."""
         return await self._drive(self._verbs.reset(request))

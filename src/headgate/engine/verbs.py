@@ -22,9 +22,9 @@ from headgate.core.errors import InvalidRule, InvalidStore, UsageError
 from headgate.core.key import Principal, bounded, checked_once, digest_of
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
-from headgate.core.plan import Call, Limit, Plan, Verb
+from headgate.core.plan import Call, Limit, Plan, Verb, refund_of
 from headgate.core.quota import SECOND
-from headgate.engine.charges import InvalidCharge, NamedCharge, Seal, charge_of, named_charge, parse
+from headgate.engine.charges import InvalidCharge, NamedCharge, Seal, charge_of, named_charge, parse, taken_by
 from headgate.engine.ruling import (
     Explained,
     Passed,
@@ -266,6 +266,17 @@ class Verbs:
         if self.observer is not None and ruling.matched:
             self.observer.refunded()
         return ruling
+
+    def undo(self, rulings: Sequence[Ruling]) -> Flow[None]:
+        charges = {}
+        if all(ruling.allowed for ruling in rulings):  # else those that passed together took nothing
+            for ruling in rulings:
+                for limit, part in taken_by(ruling):  # one that several of them share has one charge
+                    charges[limit.space, limit.principal, id(limit.quota)] = refund_of((limit,), part)
+        if charges:
+            yield list(charges.values())
+            if self.observer is not None:
+                self.observer.refunded()
 
     def reset(self, request: Request) -> Flow[Reset]:
         policy = self.policy

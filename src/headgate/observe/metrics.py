@@ -11,7 +11,7 @@ import msgspec
 from headgate.clock import BUCKETS
 
 NANO = 1_000_000_000
-OUTCOMES = ("allowed", "denied", "error", "shed")
+OUTCOMES = ("allowed", "denied", "error", "shed", "cancelled")
 """How a call of an API may end."""
 
 
@@ -75,7 +75,7 @@ def _histogram(name: str, text: str, *labels: str) -> Metric:
     return Metric(f"headgate_{name}_seconds", MetricKind.HISTOGRAM, text, labels, NANO)
 
 
-CHECKS = _counter("checks", "Calls of an API, by how they ended: allowed, denied, error, shed.", "api", "outcome")
+CHECKS = _counter("checks", f"Calls of an API, by how they ended: {', '.join(OUTCOMES)}.", "api", "outcome")
 CHECK_DURATION = _histogram("check_duration", "From a request to its answer, by API.", "api")
 DECISION_DURATION = _histogram(
     "decision_duration",

@@ -205,7 +205,7 @@ class Recorder:
 
         Args:
             api: which: check, batch, forward_auth, json, rls, grpc_check and so on. A name of ours, never a client's.
-            outcome: allowed, denied, error (the caller's or ours); see also `shed`.
+            outcome: allowed, denied, error (the caller's or ours), cancelled (nobody waited any more); see also `shed`.
             elapsed_ns: how long it took, in nanoseconds.
         """
         known = self._calls.get(api)

@@ -36,7 +36,7 @@ class Decisions:
         self.engine, self._in_time = engine, BoundedCache[float, Decisions](_MOST_TIMEOUTS)
         self.check, self.check_together, self.peek = engine.check, engine.check_together, engine.peek
         self.refund, self.reset, self.reset_all = engine.refund, engine.reset, engine.reset_all
-        self.use_up = engine.use_up
+        self.use_up, self.undo = engine.use_up, engine.undo
         return self
 
     def via(self, api: str) -> Decisions:

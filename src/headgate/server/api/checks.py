@@ -44,6 +44,7 @@ from headgate.server.decisions import Decisions
 from headgate.server.recurring import RecurringQuestions
 from headgate.server.wire import eager
 from headgate.server.wire.admission import AdmitMore, admit_any
+from headgate.server.wire.grpc.calls import UnaryCall
 from headgate.server.wire.messages import Fields, HttpRequest, HttpResponse
 from headgate.web.problem import CONTENT_TYPE, ProblemDocument, bad_request, of_status
 
@@ -111,6 +112,20 @@ class RecurringChecks(RecurringQuestions[UnderstoodCheck]):
             self.select(understood, selected)
         return engine.decide(request, selected)
 
+    async def undo(self, engine: AsyncEngine, understood: UnderstoodCheck, key: str, ruling: Ruling) -> None:
+        """Give back what a question took that was abandoned.
+
+        One with an idempotency key keeps its charge: it will be sent again, and then passes by the same charge.
+        """
+        asked = understood.question
+        if asked.consume and not (key or asked.idempotency_key):
+            await engine.undo((ruling,))
+
+
+def outcome_of(call: HttpRequest | UnaryCall, *, allowed: bool = True) -> str:
+    """Return how a call of an API ended, for metrics."""
+    return "cancelled" if call.is_abandoned else "allowed" if allowed else "denied"
+
 
 _decode_batch = msgspec.json.Decoder(_Batch).decode
 
@@ -144,21 +159,28 @@ class Checks:
         except (UsageError, StoreError) as error:
             return self._failed("check", error, began, asked)
         if isinstance(ruling, Ruling):
-            return self._answered(asked, ruling, began, now)
-        return self._awaited(asked, ruling, began, now)
+            return self._answered(request, asked, ruling, began, now)
+        return self._awaited(request, understood, ruling, began, now)
 
-    async def _awaited(self, asked: CheckQuestion, ruling: Awaitable[Ruling], began: int, now: int) -> HttpResponse:
+    async def _awaited(
+        self, request: HttpRequest, understood: UnderstoodCheck, ruling: Awaitable[Ruling], began: int, now: int
+    ) -> HttpResponse:
+        asked = understood.question
         try:
             decided = await ruling
+            if request.is_abandoned:
+                await self._recurring.undo(self._engine, understood, key_in(request.headers), decided)
         except (UsageError, StoreError) as error:
             return self._failed("check", error, began, asked)
-        return self._answered(asked, decided, began, now)
+        return self._answered(request, asked, decided, began, now)
 
-    def _answered(self, asked: CheckQuestion, ruling: Ruling, began: int, now: int) -> HttpResponse:
+    def _answered(
+        self, request: HttpRequest, asked: CheckQuestion, ruling: Ruling, began: int, now: int
+    ) -> HttpResponse:
         response = self._answers.response(
             ruling, now, refundable=asked.refundable, exact=asked.exact, seal=self._engine.seal
         )
-        self._called("check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
+        self._called("check", outcome_of(request, allowed=ruling.allowed), perf_counter_ns() - began)
         return response
 
     async def batch(self, request: HttpRequest) -> HttpResponse:
@@ -172,9 +194,12 @@ class Checks:
             self._recorder.shed("batch")
             return refusal.response()
         results = await eager.together(
-            [self._result(bytes(body), f"{key}#{place}" if key else "", now) for place, body in enumerate(questions)]
+            [
+                self._result(bytes(body), f"{key}#{place}" if key else "", now, request)
+                for place, body in enumerate(questions)
+            ]
         )
-        self._called("batch", "allowed", perf_counter_ns() - began)
+        self._called("batch", outcome_of(request), perf_counter_ns() - began)
         return HttpResponse(200, b'{"results":[%b]}' % b",".join(results), (JSON,))
 
     async def refund(self, request: HttpRequest) -> HttpResponse:
@@ -204,7 +229,7 @@ class Checks:
         told = {"success": bool(reset), "rules": reset.rules, "shared": reset.shared, "reason": reset.reason}
         return HttpResponse(200, msgspec.json.encode(told), (JSON, (b"cache-control", b"no-store")))
 
-    async def _result(self, body: bytes, key: str, now: int) -> bytes:
+    async def _result(self, body: bytes, key: str, now: int, request: HttpRequest) -> bytes:
         """Return the answer to one question of a batch, or its problem."""
         asked = None
         try:
@@ -213,6 +238,8 @@ class Checks:
             ruling = self._recurring.decide(self._engine, understood, "" if asked.idempotency_key else key, now)
             if not isinstance(ruling, Ruling):
                 ruling = await ruling
+            if request.is_abandoned:
+                await self._recurring.undo(self._engine, understood, key, ruling)
         except (UsageError, StoreError) as error:
             return b'{"error":%b}' % problem_of(error, asked).encode()
         return self._answers.response(

@@ -21,7 +21,7 @@ from time import perf_counter_ns
 from headgate.core.errors import StoreError, UsageError
 from headgate.core.numbers import short, whole
 from headgate.policy.request import InvalidRequest, Request
-from headgate.server.api.checks import PROBLEM, problem_of
+from headgate.server.api.checks import PROBLEM, outcome_of, problem_of
 from headgate.server.clients import LOOPBACK, NOT_TRUSTED, ClientAnswer, ClientAnswers, Identifying, noted
 from headgate.server.decisions import Decisions
 from headgate.server.wire.messages import Headers, HttpRequest, HttpResponse
@@ -100,7 +100,9 @@ class ForwardChecks:
             if asked is None:
                 return self._response(self._answers.refused(of_status(403, NOT_TRUSTED)))
             ruling = await self._decisions.check(asked)
-            outcome = "allowed" if ruling.allowed else "denied"
+            outcome = outcome_of(request, allowed=ruling.allowed)
+            if request.is_abandoned:
+                await self._decisions.undo((ruling,))
         except (UsageError, StoreError) as error:
             return self._response(self._answers.refused(problem_of(error)))
         finally:

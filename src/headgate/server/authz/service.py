@@ -69,7 +69,7 @@ class AuthorizationService:
         except Exception:  # noqa: BLE001  whatever it is, an error might let the request pass
             _LOG.exception("an authorization failed, and its request is refused")
             answer = self._refused(of_status(503, _FAILED))
-        self._called(API, outcome, perf_counter_ns() - began)
+        self._called(API, "cancelled" if call.is_abandoned else outcome, perf_counter_ns() - began)
         return answer
 
     async def _answer(self, call: UnaryCall, now: int) -> tuple[str, bytes]:
@@ -86,6 +86,8 @@ class AuthorizationService:
         ruling = await self._decisions.in_time(call.timeout).check(
             _request(question, identity, by_address=objection is not None)
         )
+        if call.is_abandoned and objection is None:  # who guesses credentials pays for it, whether they wait or not
+            await self._decisions.undo((ruling,))
         told = self._clients.of(ruling, now)
         if told.problem is not None:
             return "denied", answers.refused(told, told.problem, ruling, identity)

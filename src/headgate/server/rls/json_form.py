@@ -13,6 +13,7 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from headgate.core.errors import UsageError
 from headgate.policy.request import InvalidRequest
 from headgate.protos import RateLimitRequest, RateLimitResponse
+from headgate.server.api.checks import outcome_of
 from headgate.server.rls.codec import question_of
 from headgate.server.rls.service import RateLimitService
 from headgate.server.wire.grpc.calls import RpcError
@@ -43,14 +44,14 @@ class JsonForm:
         try:
             _bounded(request.body)
             message = Parse(request.body, RateLimitRequest(), max_recursion_depth=_DEEPEST)
-            answer = await self._service.answer(question_of(message), request.peer)
+            answer = await self._service.answer(question_of(message), request)
         except (ParseError, UnicodeDecodeError, RecursionError, UsageError) as error:
             called(API, "error", perf_counter_ns() - began)
             return HttpResponse.of_problem(400, str(error))
         except RpcError as error:
             self._service.recorder.shed(API)
             return HttpResponse.of_problem(503, error.message, ((b"retry-after", b"1"),))
-        called(API, "allowed" if answer.allowed else "denied", perf_counter_ns() - began)
+        called(API, outcome_of(request, allowed=answer.allowed), perf_counter_ns() - began)
         written = MessageToJson(RateLimitResponse.FromString(answer.raw), indent=None)
         return HttpResponse(200 if answer.allowed else 429, written.encode(), _JSON)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -37,7 +37,7 @@ from headgate.server.rls.codec import MalformedMessage, RlsQuestion, decode
 from headgate.server.rls.mapping import Mapper
 from headgate.server.wire.admission import AdmitMore, admit_any
 from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
-from headgate.server.wire.messages import NOBODY, Peer
+from headgate.server.wire.messages import HttpRequest
 from headgate.web.headers import ResponseHeaders
 
 API = "rls"
@@ -46,6 +46,10 @@ OVERRIDE = "envoy-override"
 """The name, in answers and keys, of limits that come with a request."""
 _USUAL = ResponseHeaders()
 _UNMATCHED = codec.status(codec.status_content(Code.OK))
+
+
+Caller: TypeAlias = UnaryCall | HttpRequest
+"""What a question came with."""
 
 
 class Understood(msgspec.Struct, gc=False):
@@ -104,7 +108,7 @@ class RateLimitService:
             asked = self._recurring.get(call.message)
             if asked is None or (self.trees is not None and self.trees.policy is not self._matched_by):
                 asked = self._read(call.message)
-            answer = self._answer(asked, call.peer)
+            answer = self._answer(asked, call)
         except MalformedMessage as error:
             answer = self.unreadable(str(error))
         except UsageError as error:
@@ -112,15 +116,15 @@ class RateLimitService:
         except RpcError:
             self.recorder.shed(API)
             raise
-        return self._ended(answer, began) if isinstance(answer, RlsAnswer) else self._ended_later(answer, began)
+        return self._ended(answer, began) if isinstance(answer, RlsAnswer) else self._ended_later(answer, began, call)
 
-    def _ended(self, answer: RlsAnswer, began: int) -> bytes:
-        self.recorder.called(API, "allowed" if answer.allowed else "denied", perf_counter_ns() - began)
+    def _ended(self, answer: RlsAnswer, began: int, outcome: str = "") -> bytes:
+        self.recorder.called(API, outcome or ("allowed" if answer.allowed else "denied"), perf_counter_ns() - began)
         return answer.raw
 
-    async def _ended_later(self, answer: Awaitable[RlsAnswer], began: int) -> bytes:
+    async def _ended_later(self, answer: Awaitable[RlsAnswer], began: int, call: UnaryCall) -> bytes:
         try:
-            return self._ended(await answer, began)
+            return self._ended(await answer, began, "cancelled" if call.is_abandoned else "")
         except UsageError as error:
             raise self._failure(error, began) from None
 
@@ -128,14 +132,14 @@ class RateLimitService:
         self.recorder.called(API, "error", perf_counter_ns() - began)
         return RpcError(StatusCode.INVALID_ARGUMENT, str(error))
 
-    async def answer(self, question: RlsQuestion, peer: Peer = NOBODY) -> RlsAnswer:
-        """Answer a question.
+    async def answer(self, question: RlsQuestion, caller: Caller) -> RlsAnswer:
+        """Answer a question. What it took is given back if the caller does not wait any more.
 
         Raises:
             InvalidRequest: there is no domain, or no descriptor.
             RpcError: the node protects itself.
         """
-        answer = self._answer(self._understood(question), peer)
+        answer = self._answer(self._understood(question), caller)
         return answer if isinstance(answer, RlsAnswer) else await answer
 
     def _read(self, raw: bytes) -> Understood:
@@ -164,18 +168,18 @@ class RateLimitService:
         hits = (hits_addend or 1) if only.hits is None else only.hits
         return Understood(question, 1, None, self._mapper.request(domain, only, hits))
 
-    def _answer(self, asked: Understood, peer: Peer) -> RlsAnswer | Awaitable[RlsAnswer]:
+    def _answer(self, asked: Understood, caller: Caller) -> RlsAnswer | Awaitable[RlsAnswer]:
         """Answer a question that is understood; see `AsyncEngine.decide`. Raises RpcError: the node protects itself."""
         count, matching = asked.count, asked.matching
-        if count > 1 and (refusal := self._admit_more(count - 1, peer)) is not None:
+        if count > 1 and (refusal := self._admit_more(count - 1, caller.peer)) is not None:
             raise refusal.error()
         if matching is not None and self.trees is not None:
             if not matching.known:
                 self.recorder.unknown_domain(asked.question.domain)
-            return self._matched(self.trees, matching)
+            return self._matched(self.trees, matching, caller)
         if self._decisions is None:
             return RlsAnswer(True, codec.OK + _UNMATCHED * count)
-        return self._ruled(self._decisions, asked)
+        return self._ruled(self._decisions, asked, caller)
 
     def unreadable(self, problem: str) -> RlsAnswer:
         """Return the answer to what cannot be read: it does not pass, except where nothing is refused."""
@@ -183,13 +187,15 @@ class RateLimitService:
             return RlsAnswer(True, codec.OK + _UNMATCHED)
         return self._by_rules.unacceptable([f"the request cannot be read: {problem}"])
 
-    def _matched(self, trees: AsyncDescriptorEngine, matching: Matching) -> RlsAnswer | Awaitable[RlsAnswer]:
+    def _matched(
+        self, trees: AsyncDescriptorEngine, matching: Matching, caller: Caller
+    ) -> RlsAnswer | Awaitable[RlsAnswer]:
         """Answer by trees."""
         began = perf_counter_ns()
         answered = trees.decide(matching)
         if isinstance(answered, Answered):
             return self._told(answered, began)
-        return self._told_later(answered, began)
+        return self._told_later(trees, answered, began, caller)
 
     def _told(self, answered: Answered, began: int) -> RlsAnswer:
         elapsed_ns = perf_counter_ns() - began
@@ -197,28 +203,40 @@ class RateLimitService:
         self.recorder.answered(answered.matching, answer, elapsed_ns)
         return told
 
-    async def _told_later(self, answered: Awaitable[Answered], began: int) -> RlsAnswer:
-        return self._told(await answered, began)
+    async def _told_later(
+        self, trees: AsyncDescriptorEngine, answered: Awaitable[Answered], began: int, caller: Caller
+    ) -> RlsAnswer:
+        decided = await answered
+        if caller.is_abandoned:
+            await trees.undo(decided)
+        return self._told(decided, began)
 
-    def _ruled(self, decisions: Decisions, understood: Understood) -> RlsAnswer | Awaitable[RlsAnswer]:
+    def _ruled(self, decisions: Decisions, understood: Understood, caller: Caller) -> RlsAnswer | Awaitable[RlsAnswer]:
         """Answer by rules."""
         engine, request, before = decisions.engine, understood.request, understood.selected
         now = engine.clock.now()
         if request is None:
-            return self._ruled_together(decisions, understood.question, now)
+            return self._ruled_together(decisions, understood.question, now, caller)
         try:
             selected = engine.asked(request, before)
         except UsageError:  # more than could ever pass, or not a path: either is over the limit
-            return self._ruled_together(decisions, understood.question, now)
+            return self._ruled_together(decisions, understood.question, now, caller)
         if selected is not before:
             self._recurring.select(understood, selected)
         ruling = engine.decide(request, selected)
-        return self._by_rules.of((ruling,), now) if isinstance(ruling, Ruling) else self._ruled_later(ruling, now)
+        if isinstance(ruling, Ruling):
+            return self._by_rules.of((ruling,), now)
+        return self._ruled_later(decisions, ruling, now, caller)
 
-    async def _ruled_later(self, ruling: Awaitable[Ruling], now: int) -> RlsAnswer:
-        return self._by_rules.of((await ruling,), now)
+    async def _ruled_later(
+        self, decisions: Decisions, ruling: Awaitable[Ruling], now: int, caller: Caller
+    ) -> RlsAnswer:
+        decided = await ruling
+        if caller.is_abandoned:
+            await decisions.undo((decided,))
+        return self._by_rules.of((decided,), now)
 
-    async def _ruled_together(self, decisions: Decisions, question: RlsQuestion, now: int) -> RlsAnswer:
+    async def _ruled_together(self, decisions: Decisions, question: RlsQuestion, now: int, caller: Caller) -> RlsAnswer:
         """Answer by rules: all descriptors, or none."""
         domain, descriptors, hits_addend = question
         hits_addend = hits_addend or 1
@@ -233,6 +251,8 @@ class RateLimitService:
             for part in parts:
                 if part.request.cost > 1 and not part.refund:
                     await decisions.use_up(part)
+        if caller.is_abandoned:
+            await decisions.undo(rulings)
         refunds = [part.refund for part in parts]
         return self._by_rules.of(rulings, now, refunds if any(refunds) else ())
 

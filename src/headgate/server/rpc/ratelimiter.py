@@ -13,7 +13,7 @@ from headgate.engine import Ruling
 from headgate.engine.written import code_of
 from headgate.policy.request import InvalidRequest, UnknownRule
 from headgate.protos import framed, message_class
-from headgate.server.api.checks import MOST, RecurringChecks, UnderstoodCheck, named
+from headgate.server.api.checks import MOST, RecurringChecks, UnderstoodCheck, named, outcome_of
 from headgate.server.api.questions import CheckQuestion, Timestamps, key_in
 from headgate.server.api.rules import RulesPages, matches
 from headgate.server.decisions import Decisions
@@ -79,10 +79,12 @@ class RateLimiter:
             ruling = self._recurring.decide(engine, understood, key, now)
             if not isinstance(ruling, Ruling):
                 ruling = await ruling
+            if call.is_abandoned:
+                await self._recurring.undo(engine, understood, key, ruling)
         except (UsageError, StoreError) as error:
             self._called("grpc_check", "error", perf_counter_ns() - began)
             raise _rpc_error(error) from None
-        self._called("grpc_check", "allowed" if ruling.allowed else "denied", perf_counter_ns() - began)
+        self._called("grpc_check", outcome_of(call, allowed=ruling.allowed), perf_counter_ns() - began)
         return self._answers.of(ruling, now, refundable=asked.refundable, exact=asked.exact, seal=engine.seal)
 
     def _read(self, raw: bytes) -> UnderstoodCheck:
@@ -98,7 +100,7 @@ class RateLimiter:
         except (UsageError, StoreError) as error:
             self._called(api, "error", perf_counter_ns() - began)
             raise _rpc_error(error) from None
-        self._called(api, "allowed", perf_counter_ns() - began)
+        self._called(api, outcome_of(call), perf_counter_ns() - began)
         return answer
 
     async def _quota(self, call: UnaryCall) -> bytes:
@@ -147,19 +149,21 @@ class RateLimiter:
         decisions = self._decisions.in_time(call.timeout)
         results = await eager.together(
             [
-                self._result(decisions, message, f"{key}#{place}" if key else "", now)
+                self._result(decisions, message, f"{key}#{place}" if key else "", now, call)
                 for place, message in enumerate(requests)
             ]
         )
         return b"".join([framed(_RESULTS, result) for result in results])
 
-    async def _result(self, decisions: Decisions, message: Any, key: str, now: int) -> bytes:
+    async def _result(self, decisions: Decisions, message: Any, key: str, now: int, call: UnaryCall) -> bytes:
         try:
             understood = UnderstoodCheck(_question(message))
             key = "" if understood.question.idempotency_key else key
             ruling = self._recurring.decide(decisions.engine, understood, key, now)
             if not isinstance(ruling, Ruling):
                 ruling = await ruling
+            if call.is_abandoned:
+                await self._recurring.undo(decisions.engine, understood, key, ruling)
         except (UsageError, StoreError) as error:
             failed = _rpc_error(error)
             reason = code_of(error) if isinstance(error, UsageError) else ""

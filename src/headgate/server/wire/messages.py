@@ -35,7 +35,7 @@ class Peer(msgspec.Struct, frozen=True, gc=False):
 NOBODY = Peer()
 
 
-class HttpRequest(msgspec.Struct, frozen=True, gc=False):
+class HttpRequest(msgspec.Struct, gc=False):
     """A whole request."""
 
     method: bytes
@@ -46,6 +46,8 @@ class HttpRequest(msgspec.Struct, frozen=True, gc=False):
     headers: Headers = []
     body: bytes = b""
     peer: Peer = NOBODY
+    is_abandoned: bool = False
+    """Whether its client is gone, so that the response reaches nobody."""
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first value of a header; its name is given in lower case."""

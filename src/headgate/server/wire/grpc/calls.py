@@ -54,7 +54,7 @@ def error_of(error: BaseException, path: bytes) -> RpcError:
     return RpcError(StatusCode.INTERNAL, "The call failed. The error is in the server's log.")
 
 
-class UnaryCall(msgspec.Struct, frozen=True, gc=False):
+class UnaryCall(msgspec.Struct, gc=False):
     """A call with one message."""
 
     message: bytes
@@ -63,6 +63,8 @@ class UnaryCall(msgspec.Struct, frozen=True, gc=False):
     peer: Peer = NOBODY
     timeout: float | None = None
     """Seconds that the caller waits, if it says so."""
+    is_abandoned: bool = False
+    """Whether the caller waits no more: it has cancelled the call, its time is up, or its connection is gone."""
 
 
 class MessageStream(Protocol):

@@ -108,7 +108,7 @@ class GrpcService:
         """Unary calls whose message has not come."""
         self._since: dict[int, float] = {}
         """When they were first looked at."""
-        self._waiting: set[int] = set()
+        self._waiting: dict[int, UnaryCall] = {}
         """Unary calls whose method waits for something, and whose client waits for the answer."""
         self._deadlines = Deadlines(self._waiting, self._expire)
         self._running = 0
@@ -177,8 +177,8 @@ class GrpcService:
         self._expected.clear()
         for stream in list(self._lasting.values()):
             stream.cancel()
-        self._waiting.clear()
-        self._deadlines.clear()
+        for call in list(self._waiting):
+            self._abandon(call)
         del self._deadlines  # they know us as well: without this, both would wait for the garbage collector
 
     def _open(self, stream: int, route: Route, body: bytes | None) -> None:
@@ -232,6 +232,8 @@ class GrpcService:
 
     def _call(self, stream: int, route: Route, message: bytes) -> None:
         """Run a unary call until it waits or ends."""
+        if stream not in self._streams.open:  # it was cancelled while it waited to be read
+            return
         if route.timeout == 0:
             self._fail(stream, _LATE)
             return
@@ -241,8 +243,9 @@ class GrpcService:
             return
         method = route.unary
         assert method is not None  # noqa: S101  for the type checker
+        call = UnaryCall(message, route.head.fields, self._peer, route.timeout)
         try:
-            answer = method(UnaryCall(message, route.head.fields, self._peer, route.timeout))
+            answer = method(call)
             awaited = None if isinstance(answer, bytes) else answer.send(None)
         except StopIteration as stop:
             self._answer(stream, route, stop.value)
@@ -255,7 +258,7 @@ class GrpcService:
             if admission is not None:
                 admission.hold()
             self._running += 1
-            self._waiting.add(stream)
+            self._waiting[stream] = call
             if route.timeout is not None:
                 self._deadlines.add(stream, route.timeout, len(self._waiting))
             eager.go_on(answer, awaited, partial(self._done, stream, route), partial(self._failed, stream, route))
@@ -278,11 +281,11 @@ class GrpcService:
             self._admission.release()
         if stream not in self._waiting:
             return False
-        self._waiting.remove(stream)
+        del self._waiting[stream]
         return True
 
     def _expire(self, stream: int) -> None:
-        self._waiting.remove(stream)
+        self._waiting.pop(stream).is_abandoned = True
         self._fail(stream, _LATE)
         self._connection.flush_soon()
 
@@ -304,11 +307,16 @@ class GrpcService:
     def _abort(self, stream: int) -> None:
         """Give up a call whose client gave it up."""
         self._expected.pop(stream, None)
-        self._waiting.discard(stream)
-        if not self._waiting:
-            self._deadlines.clear()
+        self._abandon(stream)
         if stream in self._lasting:
             self._lasting[stream].cancel()
+
+    def _abandon(self, stream: int) -> None:
+        """Note that nobody waits for the answer to a call any more."""
+        if (call := self._waiting.pop(stream, None)) is not None:
+            call.is_abandoned = True
+        if not self._waiting:
+            self._deadlines.clear()
 
     def _over(self, stream: int) -> None:
         """Forget a stream that has ended."""

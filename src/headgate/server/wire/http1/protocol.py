@@ -44,6 +44,8 @@ class Http1Protocol(asyncio.Protocol):
         """The client does not take what we write."""
         self._has_ended = False
         """The client sends no more, and may still read."""
+        self._waiting: dict[int, HttpRequest] = {}
+        """Requests whose handler waits for something, by their number."""
         self._unread = b""
         """What has arrived in this turn of the loop."""
 
@@ -94,6 +96,7 @@ class Http1Protocol(asyncio.Protocol):
             if waiting is not None:
                 if admission is not None:
                     admission.hold()
+                self._waiting[number] = request
                 done, failed = partial(self._done, number, request), partial(self._failed, number, request)
                 eager.go_on(waiting, awaited, done, failed)
             else:
@@ -109,6 +112,8 @@ class Http1Protocol(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  the reason does not matter
         self._end.transport, self._unread = None, b""
+        for request in self._waiting.values():
+            request.is_abandoned = True
         self._registry.remove(self)
 
     def pause_writing(self) -> None:
@@ -178,6 +183,7 @@ class Http1Protocol(asyncio.Protocol):
             self._machine.answer(number, HttpResponse.of_failure(error, request.method, request.path))
 
     def _done(self, number: int, request: HttpRequest, response: HttpResponse) -> None:
+        self._waiting.pop(number, None)
         if self._admission is not None:
             self._admission.release()
         if self._end.transport is not None:

@@ -42,6 +42,8 @@ class HttpService:
         """When they were first looked at."""
         self._known: dict[int, _Parts] = {}
         """By the identity of the head, which is kept alive with it."""
+        self._waiting: dict[int, HttpRequest] = {}
+        """Requests whose handler waits for something, and whose client waits for the response."""
         self.in_flight = 0
 
     def handle(self, events: list[Event]) -> None:
@@ -62,6 +64,8 @@ class HttpService:
                 self._receive(event.stream, event.data, ended=event.ended)
             elif isinstance(event, Aborted):
                 self._expected.pop(event.stream, None)
+                if event.stream in self._waiting:
+                    self._waiting.pop(event.stream).is_abandoned = True
 
     def look(self, now: float) -> None:
         """End requests that take too long to arrive."""
@@ -83,6 +87,8 @@ class HttpService:
     def lose(self) -> None:
         """Give everything up: the connection is gone."""
         self._expected.clear()
+        for request in self._waiting.values():
+            request.is_abandoned = True
 
     def _receive(self, stream: int, data: bytes, *, ended: bool) -> None:
         expected = self._expected.get(stream)
@@ -101,6 +107,8 @@ class HttpService:
 
     def _ask(self, stream: int, head: Http2Head, body: bytes) -> None:
         """Run the handler until it waits or ends."""
+        if stream not in self._streams.open:  # it was cancelled while it waited to be read
+            return
         known = self._known.get(id(head))
         if known is None:
             known = self._remember(head)
@@ -128,6 +136,7 @@ class HttpService:
         if admission is not None:
             admission.hold()
         self.in_flight += 1
+        self._waiting[stream] = request
         done, failed = partial(self._done, stream, head), partial(self._failed, stream, head)
         eager.go_on(waiting, awaited, done, failed)
 
@@ -146,6 +155,7 @@ class HttpService:
 
     def _done(self, stream: int, head: Http2Head, response: HttpResponse) -> None:
         self.in_flight -= 1
+        self._waiting.pop(stream, None)
         if self._connection.admission is not None:
             self._connection.admission.release()
         self._answer(stream, head, response)
