@@ -392,3 +392,18 @@ def test_a_state_is_none_or_a_tuple() -> None:
     states, _ = checked(plan_of(*(Quota(5, SECOND, algorithm=algorithm) for algorithm in Algorithm)), 1)
     kept: list[State] = list(states)
     assert all(isinstance(state, tuple) for state in kept)
+
+
+@pytest.mark.parametrize("algorithm", [GCRA, FIXED, Algorithm.SLIDING_WINDOW_LOG], ids=str)
+def test_a_named_charge_is_refunded_until_it_alone_would_be_void(algorithm: Algorithm) -> None:
+    plan = Family("name", [Quota(6, MINUTE, algorithm=algorithm)]).plan("user")
+    states, decision = decide(Call(Verb.CHECK, plan, 3), [None], START)
+    refund = refund_of(plan, decision, b"token")
+    assert refund.charge is not None
+    until = refund.charge.until
+    assert until == START + (MINUTE // 2 if algorithm is GCRA else MINUTE)
+    states, _ = decide(Call(Verb.CHECK, plan, 2), states, START)
+    assert (
+        decide(refund, states, until - 1)[1].remaining > decide(Call(Verb.PEEK, plan), states, until - 1)[1].remaining
+    )
+    assert decide(refund, states, until)[0] == states

@@ -306,6 +306,15 @@ def test_what_is_undone_leaves_a_key_as_it_was(script: Script, server: RedisServ
     assert script.undo(plan, 4, START + 5, START + 9).remaining == 4, "once"
 
 
+def test_in_a_queue_equal_attempts_of_one_moment_are_undone_together_or_not_at_all(script: Script) -> None:
+    """They cannot be told apart, and one that was admitted was told its turn."""
+    plan = family(Quota(5, SECOND, algorithm=Algorithm.LEAKY_BUCKET, queue=True)).plan("user")
+    script.attempt(plan, 1, START)
+    second = script.attempt(plan, 1, START)
+    assert script.undo(plan, 1, START, START).remaining == second.remaining
+    assert script.undo(plan, 1, START, START).remaining == 5
+
+
 @pytest.mark.parametrize("quota", QUOTAS, ids=str)
 def test_what_was_refunded_or_reset_is_not_undone_as_well(script: Script, quota: Quota) -> None:
     for verb in (Verb.REFUND, Verb.RESET):

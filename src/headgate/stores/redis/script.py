@@ -100,12 +100,14 @@ def query(call: Call, *, attempt: bool = False) -> Query:
     In an `attempt` at several slots a check may be undone, by a refund that has its time as the charge, and its token.
     """
     verb, limits, cost = call.verb, call.plan, call.cost
-    charge = cost if verb is _CHECK or verb is _CHECK_ONCE else 0
-    letter = (_ATTEMPTS if attempt else _LETTERS)[verb]
-    if call.charge is not None and not attempt:
-        letter = _GIVE_BACK
-    elif call.token and verb is Verb.PEEK:
-        letter, charge = _FIND, cost
+    if verb is _CHECK:
+        letter, charge = b"C" if attempt else b"c", cost
+    else:
+        letter, charge = (_ATTEMPTS if attempt else _LETTERS)[verb], cost if verb is _CHECK_ONCE else 0
+        if call.charge is not None and not attempt:
+            letter = _GIVE_BACK
+        elif call.token and verb is Verb.PEEK:
+            letter, charge = _FIND, cost
     kind: list[object] = [letter, cost]
     if call.shadow:
         kind.append(len(limits))  # never an identity
