@@ -167,6 +167,9 @@ def test_the_host_is_an_attribute_if_the_settings_say_so() -> None:
     with serving(RULES, forward_auth=ForwardAuth(host=True)) as service:
         assert fields(asked(service, TRAEFIK))["ratelimit"].count(";r=") == 2
         assert fields(asked(service, NGINX))["ratelimit"].count(";r=") == 1
+        for host in ("API.example.com", "api.example.com.", "api.example.com.:80"):
+            headers = [("X-Forwarded-Host", host), *TRAEFIK[1:]]
+            assert fields(asked(service, headers))["ratelimit-policy"].count('"host"') == 1
 
 
 def test_who_asks_may_prove_it_with_a_key() -> None:

@@ -14,6 +14,7 @@ All of them also send what *their* client sent. So:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -38,6 +39,8 @@ _ANOTHER_WAY = (
     "let clients send API keys in another header and no tokens, know proxies by their certificates (--client-ca), or "
     "let Envoy ask, which sends both apart"
 )
+_END_OF_HOST = re.compile(r"\.?(?::[0-9]*)?\Z")
+"""A last dot and a port, with which a host would be another one to rules."""
 _KINDS = {
     "original": (b"x-original-uri", b"x-original-method", b"x-original-host"),
     "forwarded": (b"x-forwarded-uri", b"x-forwarded-method", b"x-forwarded-host"),
@@ -120,7 +123,7 @@ class ForwardChecks:
         uri, method, host = self._original(request.headers)
         query = uri.partition("?")[2].encode()
         identity = noted(identifier.identify(peer, request.headers, now, query))
-        attributes = {"host": host.lower()} if host and self._settings.host else {}
+        attributes = {"host": _END_OF_HOST.sub("", host.lower())} if host and self._settings.host else {}
         client = identity.address.client
         return Request(
             identity.principal,
