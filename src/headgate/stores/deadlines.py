@@ -6,7 +6,7 @@ could have read an answer. It is measured by a timer that rings every `TICK` sec
 
 * One that rings on time found the loop idle: the time since the last counts, but for what this thread computed.
 * One that rings late, though next to nothing was computed, found the machine busy, or a process that was stopped: the
-  time counts, but no more than two ticks, for an answer may have come since.
+  time counts, but no more than one tick, for an answer may have come since.
 * One that rings late otherwise found the loop busy: a `BUSY_SHARE` of the time counts.
 
 So a process that always computes waits at most sixteen times as long as it says for a server that hangs.
@@ -66,7 +66,7 @@ class ServerTime:
         if now - self._rings_at <= LATE:
             self._own += min(elapsed, computed)
         elif computed <= IDLE:
-            self._own += max(0.0, elapsed - 2 * TICK)
+            self._own += max(0.0, elapsed - TICK)
         else:
             self._own += elapsed * (1 - BUSY_SHARE)
         self._seen_at = now  # for what `look` does
