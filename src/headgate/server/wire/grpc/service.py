@@ -177,8 +177,10 @@ class GrpcService:
         self._expected.clear()
         for stream in list(self._lasting.values()):
             stream.cancel()
-        for call in list(self._waiting):
-            self._abandon(call)
+        for call in self._waiting.values():
+            call.is_abandoned = True
+        self._waiting.clear()
+        self._deadlines.clear()
         del self._deadlines  # they know us as well: without this, both would wait for the garbage collector
 
     def _open(self, stream: int, route: Route, body: bytes | None) -> None:
@@ -307,16 +309,12 @@ class GrpcService:
     def _abort(self, stream: int) -> None:
         """Give up a call whose client gave it up."""
         self._expected.pop(stream, None)
-        self._abandon(stream)
-        if stream in self._lasting:
-            self._lasting[stream].cancel()
-
-    def _abandon(self, stream: int) -> None:
-        """Note that nobody waits for the answer to a call any more."""
         if (call := self._waiting.pop(stream, None)) is not None:
             call.is_abandoned = True
         if not self._waiting:
             self._deadlines.clear()
+        if stream in self._lasting:
+            self._lasting[stream].cancel()
 
     def _over(self, stream: int) -> None:
         """Forget a stream that has ended."""
