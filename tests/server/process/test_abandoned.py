@@ -113,7 +113,7 @@ def test_a_call_of_grpc_that_is_given_up_takes_nothing(
     until(lambda: redis.ask("DBSIZE"), "it is counted", SECONDS)
     {"cancel": late.cancel, "deadline": late.exception}[how]()
     with channel:  # the service has read that before what comes after it
-        health: Any = channel.unary_unary("/grpc.health.v1.Health/List")
+        health: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
         assert health(b"", timeout=SECONDS)
     between.open.set()
     until(lambda: cancelled(found, api) == before + 1, "it counts as cancelled", SECONDS)
