@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "server": {"core", "cache", "clock", "live", "stores", "policy", "protos", "engine", "web", "observe"},
     "sdk": {"core", "clock", "flows", "live", "locks", "stores", "policy", "protos", "engine", "waiting", "web"},
     "integrations": {"core", "clock", "flows", "stores", "policy", "engine", "limiter", "sdk", "waiting", "web"},
-    "gateway": {"core", "clock", "live", "policy", "observe", "server", "web"},
+    "gateway": {"core", "clock", "live", "policy", "observe", "server", "stores", "web"},
     "admin": {"core", "engine", "limiter", "observe", "policy", "web"},
     "cli": {
         "admin",
@@ -76,7 +76,7 @@ SERVER_MAY_IMPORT = {
     "api": {"clients", "decisions", "readiness", "recurring", "wire"},
     "identity": {"clients"},
     "authz": {"api", "clients", "decisions", "wire"},
-    "rls": {"decisions", "recurring", "wire"},
+    "rls": {"api", "decisions", "recurring", "wire"},
     "rpc": {"api", "decisions", "readiness", "wire"},
 }
 """Which parts of `headgate.server` a part of it may import, besides itself; others may import all."""
