@@ -229,6 +229,7 @@ class Node:
             trust_tier=settings.envoy_trust_tier,
             count_refused=settings.envoy_count_refused,
             admit_more=self._admission.admit_descriptors,
+            metadata=settings.envoy_metadata,
         )
 
     def _http(self) -> Handler:

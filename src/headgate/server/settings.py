@@ -108,6 +108,9 @@ class Settings:
     envoy_count_refused: bool = _option(False, "ON", "hits that are refused use up what is left: on or off")
     envoy_trust_tier: bool = _option(False, "ON", "believe a descriptor's entry tier: on or off")
     envoy_headers: bool = _option(True, "ON", "Envoy's clients get the headers of their limits: on or off")
+    envoy_metadata: bool = _option(
+        False, "ON", "dynamic metadata has the request and the metadata of descriptors that passed: on or off"
+    )
 
     deny_status: int = _option(
         429,

@@ -51,7 +51,7 @@ def by_rules(chosen: str, denies: bool) -> RuleAnswers:  # noqa: FBT001  a key
 
 @cache
 def by_trees(chosen: str, denies: bool) -> TreeAnswers:  # noqa: FBT001  a key
-    return TreeAnswers(headers_of(chosen), denies=denies)
+    return TreeAnswers(headers_of(chosen), denies=denies, with_metadata=True)
 
 
 class Reference:
@@ -87,8 +87,8 @@ class Reference:
         for key, value in pairs:
             self.answer.response_headers_to_add.add(key=key, value=value)
 
-    def told(self, facts: dict[str, Any]) -> None:
-        self.answer.dynamic_metadata.update(facts)
+    def told(self, facts: dict[str, Any], **more: Any) -> None:
+        self.answer.dynamic_metadata.update({"headgate": facts, **more})
 
     def is_same_as(self, answer: RlsAnswer) -> None:
         """Compare, field by field and byte by byte; but a mapping has no order."""
@@ -232,8 +232,8 @@ def _reference(answered: Answered, chosen: str, *, denies: bool) -> Reference:
     ]
     states = {decision.state for decision, _ in told}
     worst = next((state for state in (Pressure.THROTTLED, Pressure.WARNING) if state in states), Pressure.NORMAL)
-    facts = passed_metadata(answered.matching, answer)
-    facts["state"] = str(worst if answer.code == OK else Pressure.THROTTLED)
+    given = passed_metadata(answered.matching, answer)
+    facts: dict[str, Any] = {"state": str(worst if answer.code == OK else Pressure.THROTTLED)}
     pairs = list(zip(matches, answer.statuses, strict=True))
     shadowed = [".".join(match.stat) for match, each in pairs if each.over and (match.shadow_mode or answer.shadowed)]
     hopeless = [match for match, each in pairs if each.code == OVER_LIMIT and match.outcome is not MatchOutcome.LIMITED]
@@ -248,7 +248,7 @@ def _reference(answered: Answered, chosen: str, *, denies: bool) -> Reference:
         facts |= {"rule_id": told[decision.index][1]} if told[decision.index][1] else {}
     facts |= {"shadow_denied": shadowed} if shadowed else {}
     facts |= {"degraded": answer.degraded} if answer.degraded else {}
-    reference.told(facts)
+    reference.told(facts, **({"metadata": given} if given else {}))
     return reference
 
 
@@ -325,4 +325,4 @@ def test_the_limit_that_blocks_longest_is_told_also_where_that_is_within_a_secon
             for quota, wait in zip(quotas, waits, strict=True)
         ]
         _, answer = answers.of(Answered(matching, tuple(told), NOW))
-        assert RateLimitResponse.FromString(answer.raw).dynamic_metadata["rule_id"] == name
+        assert RateLimitResponse.FromString(answer.raw).dynamic_metadata["headgate"]["rule_id"] == name

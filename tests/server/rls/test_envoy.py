@@ -42,7 +42,8 @@ def by_trees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Envoy]:
     folder, text = tmp_path_factory.mktemp("trees"), (EXAMPLES / "ratelimit" / "edge.yaml").read_text()
     assert "unit: hour" in text
     (folder / "edge.yaml").write_text(text.replace("unit: hour", "unit: year"))
-    with service("--envoy-config", str(folder)) as found, envoy(found.started().grpc_port, "drop-in.yaml") as asking:
+    options = "--envoy-config", str(folder), "--envoy-metadata", "on"
+    with service(*options) as found, envoy(found.started().grpc_port, "drop-in.yaml") as asking:
         yield asking
 
 
@@ -137,9 +138,9 @@ def test_files_of_envoyproxy_ratelimit_are_kept_with_hits_and_metadata_of_each_d
     assert [reply.headers["x-ratelimit-remaining"] for reply in replies] == ["4", "2", "0", "0"]
     assert json.loads(replies[3].body)["violated-policies"] == ["searches"]
     assert by_trees.get("/other").status == 200
-    by_trees.logged("GET /other 200 rule=per-ip owner=- state=normal degraded=-")
-    by_trees.logged("GET /search?q=x 200 rule=searches owner=search-team state=normal degraded=-")
-    by_trees.logged("GET /search?q=x 429 rule=searches owner=- state=throttled degraded=-")
+    by_trees.logged("GET /other 200 domain=edge rule=per-ip owner=- state=normal degraded=-")
+    by_trees.logged("GET /search?q=x 200 domain=edge rule=searches owner=search-team state=normal degraded=-")
+    by_trees.logged("GET /search?q=x 429 domain=edge rule=searches owner=- state=throttled degraded=-")
 
 
 def test_tokens_that_are_known_after_the_response_are_counted_even_beyond_the_limit() -> None:

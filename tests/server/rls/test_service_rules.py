@@ -56,7 +56,7 @@ def test_a_limit_is_kept_and_told(service: Asking) -> None:
     told = headers(answer)
     assert (told["X-RateLimit-Limit"], told["X-RateLimit-Remaining"]) == ("3", "2")
     assert told["RateLimit-Policy"] == '"per-ip";q=3;w=31536000'
-    assert MessageToDict(answer.dynamic_metadata) == {"rule_id": "per-ip", "state": "normal"}
+    assert MessageToDict(answer.dynamic_metadata)["headgate"] == {"rule_id": "per-ip", "state": "normal"}
     assert [service.codes(IP) for _ in range(3)] == [[OK, OK], [OK, OK], [OVER_LIMIT, OVER_LIMIT]]
 
 
@@ -74,7 +74,7 @@ def test_a_denial_has_headers_a_problem_document_and_metadata(service: Asking) -
     assert (told["Cache-Control"], told["X-RateLimit-State"]) == ("no-store", "throttled")
     problem = json.loads(answer.raw_body)
     assert (problem["status"], problem["violated-policies"]) == (429, ["per-ip"])
-    assert MessageToDict(answer.dynamic_metadata) == {"rule_id": "per-ip", "state": "throttled"}
+    assert MessageToDict(answer.dynamic_metadata)["headgate"] == {"rule_id": "per-ip", "state": "throttled"}
 
 
 def test_who_is_refused_is_told_when_the_same_request_would_pass(service: Asking) -> None:
@@ -160,7 +160,7 @@ def test_nobody_is_told_to_come_back_with_what_could_never_pass(in_memory: Askin
         assert "Retry-After" not in headers(answer)
         detail = "rule 'per-ip': cost 4 is above the capacity of 3/365d fixed_window, 3: it could never pass"
         assert json.loads(answer.raw_body) == {"status": 429, "title": "Too Many Requests", "detail": detail}
-        assert MessageToDict(answer.dynamic_metadata) == {"state": "throttled", "reason": detail}
+        assert MessageToDict(answer.dynamic_metadata)["headgate"] == {"state": "throttled", "reason": detail}
 
 
 def test_a_limit_that_descriptors_share_is_told_once(service: Asking) -> None:
@@ -174,8 +174,8 @@ def test_a_limit_that_descriptors_share_is_told_once(service: Asking) -> None:
 def test_the_delay_of_a_queue_is_told_in_metadata(in_memory: Asking) -> None:
     """Envoy cannot wait, but those behind it can."""
     in_memory.serve("rules: [{id: q, dimension: user, limit: 60, window: 365d, algorithm: leaky_bucket, queue: true}]")
-    assert MessageToDict(in_memory.ask(USER).dynamic_metadata) == {"rule_id": "q", "state": "normal"}
-    told = MessageToDict(in_memory.ask(USER).dynamic_metadata)
+    assert MessageToDict(in_memory.ask(USER).dynamic_metadata)["headgate"] == {"rule_id": "q", "state": "normal"}
+    told = MessageToDict(in_memory.ask(USER).dynamic_metadata)["headgate"]
     assert 0 < told["delay"] <= 365 * 86400 / 60
 
 
@@ -214,7 +214,7 @@ def test_lists_hold(in_memory: Asking) -> None:
     answer = in_memory.ask([("user", "mallory")])
     assert answer.overall_code == OVER_LIMIT
     assert json.loads(answer.raw_body)["detail"] == "This client is not admitted."
-    assert "deny list" in MessageToDict(answer.dynamic_metadata)["reason"]
+    assert "deny list" in MessageToDict(answer.dynamic_metadata)["headgate"]["reason"]
     assert [in_memory.codes([("user", "root")]) for _ in range(5)] == [[OK, OK]] * 5
 
 
@@ -233,7 +233,7 @@ def test_shadow_rules_are_told_in_metadata_only(service: Asking) -> None:
     assert service.codes(IP) == [OK, OK]
     answer = service.ask(IP)
     assert answer.overall_code == OK
-    assert MessageToDict(answer.dynamic_metadata) == {"state": "normal", "shadow_denied": ["trial"]}
+    assert MessageToDict(answer.dynamic_metadata)["headgate"] == {"state": "normal", "shadow_denied": ["trial"]}
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_without_a_store_the_mode_of_the_rule_decides(
     answer = in_memory.ask(IP)
     assert answer.overall_code == code
     assert headers(answer)["X-RateLimit-Degraded"] == "true"
-    assert MessageToDict(answer.dynamic_metadata)["degraded"] == "storage_unavailable"
+    assert MessageToDict(answer.dynamic_metadata)["headgate"]["degraded"] == "storage_unavailable"
     assert (json.loads(answer.raw_body)["status"] if answer.raw_body else None) == status
 
 

@@ -53,8 +53,7 @@ def test_limits_are_kept_and_told(service: Asking) -> None:
     told = headers(answer)
     assert (told["X-RateLimit-Limit"], told["X-RateLimit-Remaining"]) == ("2", "1")
     assert told["RateLimit-Policy"] == '"per-ip";q=2;w=31536000, "default";q=5;w=604800'
-    metadata = MessageToDict(answer.dynamic_metadata)
-    assert metadata == {"owner": {"team": "web", "room": 7.0}, "rule_id": "per-ip", "state": "normal"}
+    assert MessageToDict(answer.dynamic_metadata) == {"headgate": {"rule_id": "per-ip", "state": "normal"}}
 
 
 def test_a_denial_has_headers_a_problem_document_and_metadata(service: Asking) -> None:
@@ -66,8 +65,7 @@ def test_a_denial_has_headers_a_problem_document_and_metadata(service: Asking) -
     assert (told["content-type"], told["X-RateLimit-Remaining"]) == ("application/problem+json", "0")
     assert int(told["Retry-After"]) > 0
     assert json.loads(answer.raw_body)["violated-policies"] == ["per-ip"]
-    metadata = MessageToDict(answer.dynamic_metadata)
-    assert metadata == {"owner": {"team": "accounts", "room": 7.0}, "rule_id": "per-ip", "state": "throttled"}
+    assert MessageToDict(answer.dynamic_metadata) == {"headgate": {"rule_id": "per-ip", "state": "throttled"}}
     assert service.ask(USER).statuses[0].limit_remaining == 3  # that of the refused request was taken
 
 
@@ -86,7 +84,7 @@ def test_hits_refunds_and_limits_that_come_with_the_request(service: Asking) -> 
 def test_what_is_special_in_a_tree(service: Asking) -> None:
     service.serve(tree=TREE)
     assert [service.codes([("trial", "x")]) for _ in range(2)] == [[OK, OK]] * 2
-    metadata = MessageToDict(service.ask([("trial", "x")]).dynamic_metadata)
+    metadata = MessageToDict(service.ask([("trial", "x")]).dynamic_metadata)["headgate"]
     assert metadata["shadow_denied"] == ["edge.trial"]
     assert service.ask([("odd", "x")]).statuses[0].current_limit.unit == 2
     assert headers(service.ask([("odd", "x")]))["RateLimit-Policy"] == '"default";q=4;w=45'
@@ -136,9 +134,9 @@ descriptors:
   - {key: user, rate_limit: {unit: year, requests_per_unit: 1}}
 """
     in_memory.serve(tree=tree)
-    states = [in_memory.ask([("trial", "x")]).dynamic_metadata["state"] for _ in range(2)]
+    states = [in_memory.ask([("trial", "x")]).dynamic_metadata["headgate"]["state"] for _ in range(2)]
     assert states == ["normal", "normal"]
-    assert in_memory.ask([("trial", "x")], [("user", "ada")]).dynamic_metadata["state"] == "throttled"
+    assert in_memory.ask([("trial", "x")], [("user", "ada")]).dynamic_metadata["headgate"]["state"] == "throttled"
 
 
 def test_quotas_refuse_only_together(service: Asking) -> None:
@@ -163,7 +161,7 @@ def test_without_a_store_the_mode_decides(in_memory: Asking, mode: str, code: in
     in_memory.serve(tree=TREE, engine=away)
     answer = in_memory.ask(IP)
     assert (answer.overall_code, headers(answer)["X-RateLimit-Degraded"]) == (code, "true")
-    assert MessageToDict(answer.dynamic_metadata)["degraded"] == "storage_unavailable"
+    assert MessageToDict(answer.dynamic_metadata)["headgate"]["degraded"] == "storage_unavailable"
     assert (json.loads(answer.raw_body)["status"] if answer.raw_body else None) == status
     assert in_memory.codes(descriptor(*IP, hits=1, refund=True)) == [OK, OK]
 

@@ -293,11 +293,12 @@ class TreeAnswers(_Answers):
     Args:
         headers: see `_Answers`.
         denies: whether everything is denied while the store is away.
+        with_metadata: whether the metadata of descriptors that passed is in the answer.
     """
 
-    def __init__(self, headers: ResponseHeaders | None, *, denies: bool = False) -> None:
+    def __init__(self, headers: ResponseHeaders | None, *, denies: bool = False, with_metadata: bool = False) -> None:
         super().__init__(headers, lambda quota: quota.limit, lambda rule_id, state: _STATES[state] + rule_id)
-        self._denies = denies
+        self._denies, self._with_metadata = denies, with_metadata
         self._known = BoundedCache[tuple[object, ...], tuple[object, EnvoyAnswer, RlsAnswer]](MOST_ANSWERS)
         """With rules and decisions, so that no other rule or quota gets the identity of one of theirs."""
 
@@ -325,7 +326,7 @@ class TreeAnswers(_Answers):
         for match, status, decision in zip(matches, answer.statuses, answered.decisions, strict=True):
             statuses += self._status(status)
             rule = match.rule
-            if rule is not None and rule.metadata:
+            if self._with_metadata and rule is not None and rule.metadata:
                 has_metadata = True
             if status.over and (answer.shadowed or match.shadow_mode):
                 shadowed.append(".".join(match.stat))
@@ -381,19 +382,14 @@ class TreeAnswers(_Answers):
         *,
         has_metadata: bool,
     ) -> bytes:
-        """Return the metadata of the descriptors that passed, and ours, which count where names are the same."""
-        degraded = answer.degraded
+        """Return the metadata: our own, and that of the descriptors that passed."""
         ours = _STATES[state] + rule_id
         if shadowed:
             ours += entry("shadow_denied", shadowed)
-        if degraded:
-            ours += entry("degraded", degraded)
-        if not has_metadata:
-            return codec.metadata(ours)
-        given = passed_metadata(answered.matching, answer)
-        names = {"state": True, "rule_id": rule_id, "shadow_denied": shadowed, "degraded": degraded}
-        theirs = [entry(name, value) for name, value in given.items() if not names.get(name)]
-        return codec.metadata(b"".join(theirs) + ours)
+        if answer.degraded:
+            ours += entry("degraded", answer.degraded)
+        given = passed_metadata(answered.matching, answer) if has_metadata else None
+        return codec.metadata(ours, entry("metadata", given) if given else b"")
 
 
 def _answer_key(answered: Answered) -> tuple[object, ...] | None:

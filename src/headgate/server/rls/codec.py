@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from headgate.core.errors import UsageError
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Descriptor, Override
-from headgate.protos import RateLimitRequest, framed, text_writer, varint
+from headgate.protos import POOL, RateLimitRequest, entry, framed, text_writer, varint
 from headgate.web.headers import Numbers
 
 MOST = 256
@@ -24,6 +24,8 @@ OK = b"\x08\x01"
 OVER_LIMIT = b"\x08\x02"
 BODY = b"\x2a"
 """The tag of `raw_body`."""
+_OURS = framed(b"\x0a", b"headgate")
+_UNITS = {unit.number: unit.name for unit in POOL.FindEnumTypeByName("envoy.type.v3.RateLimitUnit").values}
 _SMALL = tuple([bytes([number]) for number in range(128)])
 _LEFT = (b"", *[bytes((0x18, number)) for number in range(1, 128)])
 
@@ -58,7 +60,7 @@ def question_of(message: Any) -> RlsQuestion:
     for each in message.descriptors:
         if len(each.entries) > MOST:
             raise MalformedMessage(f"a descriptor has more than {MOST} entries, which are not looked at")
-        entries = tuple([(entry.key, entry.value) for entry in each.entries])
+        entries = tuple([(pair.key, pair.value) for pair in each.entries])
         hits = each.hits_addend.value if each.HasField("hits_addend") else None
         override = None
         if each.HasField("limit"):
@@ -101,6 +103,29 @@ def header(name: str) -> Callable[[str], bytes]:
     return text_writer(before)
 
 
-def metadata(entries: bytes) -> bytes:
-    """Return the field `dynamic_metadata`, which an access log or a later filter may read."""
-    return framed(b"\x32", entries)
+def metadata(ours: bytes, more: bytes = b"") -> bytes:
+    """Return the field `dynamic_metadata`: our own entries under the key `headgate`, and more beside them."""
+    return framed(b"\x32", framed(b"\x0a", _OURS + framed(b"\x12", framed(b"\x2a", ours))) + more)
+
+
+def echo(question: RlsQuestion) -> bytes:
+    """Return the field `dynamic_metadata` that repeats a question, as envoyproxy/ratelimit does.
+
+    It may follow an answer that has the field already: parsers merge the two.
+    """
+    descriptors = []
+    for each in question.descriptors:
+        descriptor: dict[str, Any] = {"entries": [f"{key}={value}" for key, value in each.entries]}
+        if each.override is not None:
+            descriptor["limit"] = _text_of(each.override)
+        if each.hits is not None:
+            descriptor["hitsAddend"] = each.hits
+        descriptors.append(descriptor)
+    entries = entry("domain", question.domain) + entry("descriptors", descriptors)
+    return framed(b"\x32", entries + entry("hitsAddend", question.hits_addend) if question.hits_addend else entries)
+
+
+def _text_of(override: Override) -> str:
+    """Return a limit in protobuf's text format."""
+    number, unit = override
+    return " ".join([f"requests_per_unit:{number}"] * bool(number) + [f"unit:{_UNITS.get(unit, unit)}"] * bool(unit))

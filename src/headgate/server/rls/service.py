@@ -63,6 +63,8 @@ class Understood(msgspec.Struct, gc=False):
     request: Request | None = None
     """What the rules are asked, where that is one request, which needs no other to pass with it."""
     selected: SelectedCheck | None = None
+    echo: bytes = b""
+    """What the answer's metadata repeats of the question, encoded."""
 
 
 class RateLimitService:
@@ -78,6 +80,8 @@ class RateLimitService:
         count_refused: whether hits that rules refuse use up what is left of their limits; see `AsyncDescriptorEngine`,
             which has the same option.
         admit_more: asked whether so many descriptors of a question beyond the first are let in.
+        metadata: whether dynamic metadata has what envoyproxy/ratelimit puts there: the question, and the `metadata` of
+            descriptors that passed.
     """
 
     def __init__(
@@ -90,13 +94,16 @@ class RateLimitService:
         trust_tier: bool = False,
         count_refused: bool = False,
         admit_more: AdmitMore = admit_any,
+        metadata: bool = False,
     ) -> None:
         self._decisions, self.trees = decisions.via(API) if decisions is not None else None, trees
         self.recorder = recorder
         self._mapper = Mapper(trust_tier=trust_tier)
         self._count_refused, self._admit_more = count_refused, admit_more
         self._by_rules = RuleAnswers(headers, self._denies)
-        self._by_trees = TreeAnswers(headers, denies=trees is not None and trees.mode is Mode.DENY)
+        denies = trees is not None and trees.mode is Mode.DENY
+        self._by_trees = TreeAnswers(headers, denies=denies, with_metadata=metadata)
+        self._with_metadata = metadata
         self._recurring = RecurringQuestions[Understood](None if decisions is None else decisions.engine.policy)
         self._matched_by = None if trees is None else trees.policy
         """The trees by which recurring questions were understood."""
@@ -108,23 +115,25 @@ class RateLimitService:
             asked = self._recurring.get(call.message)
             if asked is None or (self.trees is not None and self.trees.policy is not self._matched_by):
                 asked = self._read(call.message)
-            answer = self._answer(asked, call)
+            answer, echo = self._answer(asked, call), asked.echo
         except MalformedMessage as error:
-            answer = self.unreadable(str(error))
+            answer, echo = self.unreadable(str(error)), b""
         except UsageError as error:
             raise self._failure(error, began) from None
         except RpcError:
             self.recorder.shed(API)
             raise
-        return self._ended(answer, began) if isinstance(answer, RlsAnswer) else self._ended_later(answer, began, call)
+        if isinstance(answer, RlsAnswer):
+            return self._ended(answer, echo, began)
+        return self._ended_later(answer, echo, began, call)
 
-    def _ended(self, answer: RlsAnswer, began: int, outcome: str = "") -> bytes:
+    def _ended(self, answer: RlsAnswer, echo: bytes, began: int, outcome: str = "") -> bytes:
         self.recorder.called(API, outcome or ("allowed" if answer.allowed else "denied"), perf_counter_ns() - began)
-        return answer.raw
+        return answer.raw + echo if echo else answer.raw
 
-    async def _ended_later(self, answer: Awaitable[RlsAnswer], began: int, call: UnaryCall) -> bytes:
+    async def _ended_later(self, answer: Awaitable[RlsAnswer], echo: bytes, began: int, call: UnaryCall) -> bytes:
         try:
-            return self._ended(await answer, began, "cancelled" if call.is_abandoned else "")
+            return self._ended(await answer, echo, began, "cancelled" if call.is_abandoned else "")
         except UsageError as error:
             raise self._failure(error, began) from None
 
@@ -139,8 +148,10 @@ class RateLimitService:
             InvalidRequest: there is no domain, or no descriptor.
             RpcError: the node protects itself.
         """
-        answer = self._answer(self._understood(question), caller)
-        return answer if isinstance(answer, RlsAnswer) else await answer
+        asked = self._understood(question)
+        answer = self._answer(asked, caller)
+        told = answer if isinstance(answer, RlsAnswer) else await answer
+        return RlsAnswer(told.allowed, told.raw + asked.echo)
 
     def _read(self, raw: bytes) -> Understood:
         """Return what a message asks. What was understood by other trees is forgotten, since it keeps them alive."""
@@ -158,15 +169,17 @@ class RateLimitService:
             raise InvalidRequest("the domain is empty")
         if not descriptors:
             raise InvalidRequest("there are no descriptors")
+        understood = Understood(question, len(descriptors), echo=codec.echo(question) if self._with_metadata else b"")
         if self.trees is not None:
             matching = self.trees.match(domain, descriptors, hits_addend)
             if matching.known or self._decisions is None:
-                return Understood(question, len(descriptors), matching)
+                understood.matching = matching
+                return understood
         only = descriptors[0]
-        if len(descriptors) > 1 or self._count_refused or only.override is not None or only.refund:
-            return Understood(question, len(descriptors))
-        hits = (hits_addend or 1) if only.hits is None else only.hits
-        return Understood(question, 1, None, self._mapper.request(domain, only, hits))
+        if len(descriptors) == 1 and not self._count_refused and only.override is None and not only.refund:
+            hits = (hits_addend or 1) if only.hits is None else only.hits
+            understood.request = self._mapper.request(domain, only, hits)
+        return understood
 
     def _answer(self, asked: Understood, caller: Caller) -> RlsAnswer | Awaitable[RlsAnswer]:
         """Answer a question that is understood; see `AsyncEngine.decide`. Raises RpcError: the node protects itself."""
