@@ -149,17 +149,17 @@ def test_what_may_be_shown_has_no_secrets(tmp_path: Path) -> None:
 
 def test_only_what_is_needed_is_asked(tmp_path: Path) -> None:
     _, least = made(tmp_path)
-    assert filters(least) == ["fault", "cors", "ext_authz", "router"]
+    assert filters(least) == ["fault", "content_length", "cors", "ext_authz", "buffer", "router"]
     _, all_of_it = made(tmp_path, **everything(tmp_path))
-    asked = ["jwt_authn", "ext_authz", "rbac", "ratelimit", "header_to_metadata"]
-    assert filters(all_of_it) == ["fault", "cors", "header_mutation", *asked, "router"]
+    asked = ["jwt_authn", "ext_authz", "rbac", "buffer", "ratelimit", "header_to_metadata"]
+    assert filters(all_of_it) == ["fault", "content_length", "cors", "header_mutation", *asked, "router"]
     assert [each["name"] for each in manager(all_of_it, 1)["http_filters"]] == ["envoy.filters.http.router"]
 
 
 @pytest.mark.parametrize("on_failure", ["deny", "allow"])
 def test_whoever_is_not_decided_about_passes_only_if_the_file_says_so(tmp_path: Path, on_failure: str) -> None:
     _, resources = made(tmp_path, on_headgate_failure=on_failure)
-    authorization = manager(resources)["http_filters"][2]["typed_config"]
+    authorization = manager(resources)["http_filters"][3]["typed_config"]
     assert authorization["failure_mode_allow"] is (on_failure == "allow")
     assert authorization["status_on_error"] == {"code": "ServiceUnavailable"}
 

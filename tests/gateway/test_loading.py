@@ -66,7 +66,7 @@ FULL: dict[str, Any] = {
     "store": "redis://localhost:6379/0",
     "on_headgate_failure": "allow",
     "decisions": {"workers": 2, "timeout": "100ms"},
-    "limits": {"connections": 10, "header_kb": 8, "idle": "1m"},
+    "limits": {"connections": 10, "header_kb": 8, "body_mb": 1, "idle": "1m"},
     "admin": {"port": 8002},
     "threads": 2,
     "access_log": "off",

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from typing import Any
 
@@ -400,9 +400,18 @@ def test_streams_arrive_as_they_are_written(running: Gateway, services: dict[str
     connection.close()
 
 
-def test_large_bodies_pass(running: Gateway) -> None:
-    body = os.urandom(30_000_000)
-    assert running.get("/orders/upload", "POST", body=body).json["size"] == len(body)
+def test_bodies_pass_up_to_their_limit(running: Gateway) -> None:
+    """Whether they announce their length or not."""
+    most = os.urandom(10 << 20)
+    assert running.get("/orders/upload", "POST", body=most).json["size"] == len(most)
+    assert running.get("/orders/upload", "POST", body=iter([most[:-1], b"x"])).json["size"] == len(most)
+    chunk = b"100000\r\n%b\r\n" % (b"x" * (1 << 20))
+    head = b"POST /orders/endless HTTP/1.1\r\nHost: api\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", running.port), SECONDS) as client, suppress(OSError):
+        while True:  # until it is told that this is too much
+            client.sendall(head or chunk)
+            head = b""
+    assert running.logged("/orders/endless")["status"] == 413
 
 
 def test_unrouted_requests_are_limited_too(running: Gateway) -> None:
@@ -428,6 +437,7 @@ def problem_of(running: Gateway, raw: bytes) -> tuple[int, str]:
         ("/orders/..%2fusers", "", 400),
         ("/orders%5Cusers", "", 400),
         ("/orders/7", "X-Long: " + "a" * 17_000 + "\r\n", 431),
+        ("/orders/7", "Content-Length: 10485761\r\n", 413),
         ("/orders/7", "X-Many: a\r\n" * 120, 431),
     ],
 )

@@ -144,6 +144,22 @@ def _process(gateway: Gateway) -> Json:
     }
 
 
+_EJECTION: Json = {
+    "split_external_local_origin_errors": True,
+    "consecutive_local_origin_failure": 2,
+    "enforcing_consecutive_local_origin_failure": 100,
+    "interval": "1s",
+    "base_ejection_time": "10s",
+    "max_ejection_percent": 50,
+    **dict.fromkeys(
+        [f"enforcing_{kind}" for kind in ("consecutive_5xx", "consecutive_gateway_failure", "success_rate")], 0
+    ),
+    "enforcing_local_origin_success_rate": 0,
+}
+"""A server that lets two requests in a row time out, or cannot be reached, gets none for a while. What it answers is
+its own affair, errors included."""
+
+
 def _listener(gateway: Gateway, listener: GatewayListener, folder: str) -> Json:
     if listener.redirect_to:
         routes: Json = {"route_config": redirect_configuration(listener.redirect_to)}
@@ -177,6 +193,7 @@ def _server_tls(listener: GatewayListener, folder: str) -> Json:
 def _service(service: UpstreamService) -> Json:
     cluster = _cluster(service.name, service.endpoints, is_http2=service.is_http2, tls=service.tls)
     cluster["connect_timeout"] = duration(service.connect_timeout)
+    cluster["outlier_detection"] = _EJECTION
     if service.health_check:
         host = service.tls.name if service.tls else service.endpoints[0].host
         cluster["health_checks"] = [_health(service.health_check, host, is_http2=service.is_http2)]

@@ -16,6 +16,7 @@ from typing import Any
 from headgate.gateway.model import Gateway, TokenIssuer
 from headgate.gateway.routing import (
     AUTHORIZATION,
+    BODY,
     CORS,
     COST,
     COST_KEY,
@@ -75,7 +76,8 @@ _MOST_HEADERS = 96
 _ROOM, _ROOM_KB = len(UPSTREAM), 24
 """What Headgate may add to them for the service: so many headers, and KiB."""
 _XDS = "type.googleapis.com/xds.type.matcher.v3"
-SIZE = "envoy.filters.http.fault"
+SIZE, LENGTH = "envoy.filters.http.fault", "headgate.content_length"
+_ALL: Json = {"numerator": 100}
 _STREAMS, _STREAM_WINDOW, _CONNECTION_WINDOW = 100, 262_144, 1_048_576
 _DETAILS = {
     400: "The request is malformed.",
@@ -170,7 +172,7 @@ def connection_manager(gateway: Gateway, routes: Json, *, filters: bool = True) 
 
 
 def _filters(gateway: Gateway) -> list[Json]:
-    filters = [_size_limit(gateway), _filter(CORS, "cors.v3.Cors")]
+    filters = [*_size_limits(gateway), _filter(CORS, "cors.v3.Cors")]
     if any(service.is_http2 for service in gateway.services.values()):  # others get no trailers
         mutations = {"request_trailers_mutations": _removals(gateway)}
         filters.append(_filter(TRAILERS, "header_mutation.v3.HeaderMutation", mutations=mutations))
@@ -179,39 +181,54 @@ def _filters(gateway: Gateway) -> list[Json]:
     filters.append(_filter(AUTHORIZATION, "ext_authz.v3.ExtAuthz", **_authorization(gateway)))
     if gateway.on_headgate_failure == "allow":
         filters.append(_filter(REQUIREMENT, "rbac.v3.RBAC"))
+    filters.append(_body_limit(gateway))
     if any(route.cost_from_response for route in gateway.routes):
         filters.append(_filter(RATE_LIMIT, "ratelimit.v3.RateLimit", **_rate_limit(gateway)))
         filters.append(_filter(COST, "header_to_metadata.v3.Config"))
     return [*filters, _router()]
 
 
-def _size_limit(gateway: Gateway) -> Json:
-    """Return what answers 431 before anything is counted; with more, Envoy could not add what Headgate says.
+def _size_limits(gateway: Gateway) -> list[Json]:
+    """Return what answers 431 and 413 before anything is counted; with more headers, Envoy could not add what we say.
 
-    It is Envoy's fault filter, skipped where the headers, those that Envoy has added included, are within the limits.
+    It is Envoy's fault filter, skipped where the headers, those that Envoy has added included, or the length that they
+    announce are within the limits.
     """
     count = _call("_<=_", _call("size", _of_request("headers")), _number(_MOST_HEADERS))
     size = _call("_<=_", _of_request("total_size"), _number(gateway.max_header_kb * 1024))
+    length = _call("_<=_", _of_request("size"), _number(gateway.max_body_mb << 20))
+    limits = ((SIZE, 431, _call("_&&_", count, size)), (LENGTH, 413, length))
+    return [
+        _unless(is_within, _filter(name, "fault.v3.HTTPFault", abort={"http_status": status, "percentage": _ALL}))
+        for name, status, is_within in limits
+    ]
+
+
+def _body_limit(gateway: Gateway) -> Json:
+    """Return what answers 413 to a body that is too large and did not announce its length: it is held until its end."""
+    announced = _call("_[_]", _of_request("headers"), {"const_expr": {"string_value": "content-length"}})
+    is_announced = _call("_!=_", announced, {"const_expr": {"string_value": ""}})  # an error if it is not there: false
+    return _unless(is_announced, _filter(BODY, "buffer.v3.Buffer", max_request_bytes=gateway.max_body_mb << 20))
+
+
+def _unless(condition: Json, filter_: Json) -> Json:
+    """Return a filter that is skipped where a condition holds."""
     input_kind, match_kind = (f"{_XDS}.{kind}" for kind in ("HttpAttributesCelMatchInput", "CelMatcher"))
-    is_within = {
+    holds = {
         "input": {"name": "request", "typed_config": {"@type": input_kind}},
         "custom_match": {
             "name": "expression",
-            "typed_config": {
-                "@type": match_kind,
-                "expr_match": {"cel_expr_parsed": {"expr": _call("_&&_", count, size)}},
-            },
+            "typed_config": {"@type": match_kind, "expr_match": {"cel_expr_parsed": {"expr": condition}}},
         },
     }
     skip = {"@type": f"{EXTENSION}filters.common.matcher.action.v3.SkipFilter"}
     on_match = {"action": {"name": "skip", "typed_config": skip}}
-    matchers = [{"predicate": {"single_predicate": is_within}, "on_match": on_match}]
-    abort = {"http_status": 431, "percentage": {"numerator": 100}}
+    matchers = [{"predicate": {"single_predicate": holds}, "on_match": on_match}]
     return {
-        "name": SIZE,
+        "name": filter_["name"],
         "typed_config": {
             "@type": f"{EXTENSION}common.matching.v3.ExtensionWithMatcher",
-            "extension_config": _filter(SIZE, "fault.v3.HTTPFault", abort=abort),
+            "extension_config": filter_,
             "xds_matcher": {"matcher_list": {"matchers": matchers}},
         },
     }
@@ -312,7 +329,7 @@ def _provider(issuer: TokenIssuer) -> Json:
         uri = {"uri": issuer.jwks_url, "cluster": f"@{issuer.name}", "timeout": "5s"}
         provider["remote_jwks"] = {
             "http_uri": uri,
-            "cache_duration": "300s",
+            "cache_duration": "60s",  # Envoy does not fetch them for a key that it does not know
             "async_fetch": {"fast_listener": True},
             "retry_policy": {"num_retries": 2},
         }

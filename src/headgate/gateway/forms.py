@@ -146,6 +146,7 @@ LIMITS = Record(
     {
         "connections": Field(Scalar.whole(1, 1_000_000), "Of clients, at once; default: 10000."),
         "header_kb": Field(Scalar.whole(1, 96), "All headers of a request, in KiB; default: 16."),
+        "body_mb": Field(Scalar.whole(1, 4000), "The body of a request, in MiB; default: 10."),
         "idle": Field(Seconds(1, 86_400), "After so long a request on which nothing moves is ended; default: 5m."),
     },
 )

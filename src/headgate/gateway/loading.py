@@ -188,7 +188,13 @@ class _Building:
             admin=self._listener(("admin",), admin) if admin else None,
             **_given(identity, "api_keys", "trusted_hops", "ipv6_prefix"),
             **_given(read, "on_headgate_failure", "threads", "access_log", "drain_delay", drain_seconds="drain"),
-            **_given(limits, max_connections="connections", max_header_kb="header_kb", idle_timeout="idle"),
+            **_given(
+                limits,
+                max_connections="connections",
+                max_header_kb="header_kb",
+                max_body_mb="body_mb",
+                idle_timeout="idle",
+            ),
         )
 
     def _listener(self, path: Place, read: Values) -> GatewayListener:

@@ -205,6 +205,7 @@ class Gateway:
     """Where metrics and health are told."""
     max_connections: int = 10_000
     max_header_kb: int = 16
+    max_body_mb: int = 10
     idle_timeout: float = 300.0
     """Seconds after which a request, or an upgraded connection, on which nothing moves is ended."""
     threads: int = 0

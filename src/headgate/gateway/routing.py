@@ -17,10 +17,20 @@ from headgate.web.headers import EXPOSED
 
 Json = dict[str, Any]
 EXTENSION = "type.googleapis.com/envoy.extensions."
-CORS, TRAILERS, JWT, AUTHORIZATION, REQUIREMENT, RATE_LIMIT, COST, ROUTER = (
+CORS, TRAILERS, JWT, AUTHORIZATION, REQUIREMENT, BODY, RATE_LIMIT, COST, ROUTER = (
     f"envoy.filters.http.{name}"
     for name in (
-        *("cors", "header_mutation", "jwt_authn", "ext_authz", "rbac", "ratelimit", "header_to_metadata", "router"),
+        *(
+            "cors",
+            "header_mutation",
+            "jwt_authn",
+            "ext_authz",
+            "rbac",
+            "buffer",
+            "ratelimit",
+            "header_to_metadata",
+            "router",
+        ),
     )
 )
 """The names of filters, by which routes say what is different for them."""
@@ -129,6 +139,8 @@ def _entries(route: GatewayRoute, gateway: Gateway) -> Iterator[Json]:
     match = _match(route.path, ignore_case=gateway.ignore_case)
     action = _action(route, gateway)
     settings = _settings(route) | _undecided(route, gateway) | _cors(route, gateway)
+    if route.websocket or gateway.services[route.service].is_http2:  # a stream ends when both sides have said all
+        settings[BODY] = {"@type": "type.googleapis.com/envoy.config.route.v3.FilterConfig", "disabled": True}
     entry: Json = {"route": action, "typed_per_filter_config": settings}
     if route.remove_credentials:
         entry["request_headers_to_remove"] = _credentials(gateway)
