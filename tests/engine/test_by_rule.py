@@ -73,7 +73,8 @@ def test_the_rules_can_say_what_becomes_of_unknown_and_disabled_rules(make: Make
             assert (ruling.allowed, ruling.matched) == (True, False)
             assert ruling.reason.startswith(f"rule '{rule_id}' ")
         assert lenient.is_passed("ada", rule_id) == (True, None, None, None)
-        assert not lenient.reset(asked(rule_id, "ada"))
+        with pytest.raises(UnknownRule, match=f"rule '{rule_id}' (is disabled|does not exist)"):
+            lenient.reset(asked(rule_id, "ada"))
     strict = make(load(RULES + "unknown_rule: error"))
     with pytest.raises(UnknownRule, match=f"rule '{rule_id}' (is disabled|does not exist)"):
         strict.check(asked(rule_id, "ada"))

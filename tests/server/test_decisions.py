@@ -104,7 +104,8 @@ def test_a_rule_that_does_not_exist_lets_pass_and_says_so() -> None:
             await decisions.peek(unknown),
         ):
             assert (ruling.allowed, ruling.matched, ruling.limits) == (True, False, ())
-        assert not await decisions.reset(unknown)
+        with pytest.raises(UnknownRule):
+            await decisions.reset(unknown)
 
     asyncio.run(main())
     assert counted(decisions, "unlimited_decisions_total", verdict="unlimited") == 2

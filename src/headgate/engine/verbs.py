@@ -44,7 +44,7 @@ from headgate.policy.facts import check_text, facts_of
 from headgate.policy.live import LivePolicy, rules_file
 from headgate.policy.model import Ruleset
 from headgate.policy.prepared import rule_id_of
-from headgate.policy.request import APIKEY, ENDPOINT, IP, USER, Request, principal_name
+from headgate.policy.request import APIKEY, ENDPOINT, IP, USER, Request, UnknownRule, principal_name
 from headgate.policy.selection import Selection, Verdict
 from headgate.stores.wrapping import answered_once
 
@@ -281,8 +281,8 @@ class Verbs:
     def reset(self, request: Request) -> Flow[Reset]:
         policy = self.policy
         selection = policy.select(request, self.clock.now(), asking=False)
-        if selection.reason and selection.verdict is Verdict.UNLIMITED:
-            return Reset(reason=selection.reason)
+        if selection.reason and selection.verdict is Verdict.UNLIMITED:  # an operator's mistake, whatever checks do
+            raise UnknownRule(request.rule_id, policy.rules)
         names = {principal_name(name) for name in request.principal}
         plans, own, shared = list[Plan](), dict[str, None](), dict[str, None]()
         for limits in (selection.enforced, *selection.shadow):

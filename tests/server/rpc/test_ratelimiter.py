@@ -149,7 +149,9 @@ def test_quota_takes_nothing_and_reset_forgets(service: Service, fields: dict[st
 
 
 def test_what_does_not_exist_is_not_reset(service: Service) -> None:
-    assert not call(service, "ResetLimit", identifier="u1", rule_id="nowhere").success
+    with pytest.raises(RpcError, match="rule 'nowhere' does not exist") as caught:
+        call(service, "ResetLimit", identifier="u1", rule_id="nowhere")
+    assert caught.value.code is StatusCode.NOT_FOUND
     assert not call(service, "ResetLimit", **ORDER | {"endpoint": "/elsewhere"}).success
 
 
