@@ -11,7 +11,7 @@ from headgate import CostTooLarge, UsageError
 from headgate.engine import AsyncEngine, JointRequest
 from headgate.observe.recorder import Recorder
 from headgate.policy.loading import load
-from headgate.policy.request import InvalidRequest, Request
+from headgate.policy.request import InvalidRequest, Request, UnknownRule
 from headgate.server.decisions import Decisions
 from tests.observe.readings import value
 
