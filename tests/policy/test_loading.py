@@ -17,7 +17,7 @@ from headgate.core.calendar import Calendar
 from headgate.core.errors import InvalidRule
 from headgate.core.mode import Mode
 from headgate.policy.compiled import Policy
-from headgate.policy.loading import InvalidRules, from_data, load, load_file, loads_json, read, read_file
+from headgate.policy.loading import InvalidRules, from_data, load, load_file, loads_json, read, read_apart, read_file
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
 from headgate.policy.problems import MOST, ProblemKind
 from headgate.policy.yaml_text import Document, decoded, resolved
@@ -458,3 +458,17 @@ def test_one_fault_is_told_once() -> None:
     with pytest.raises(InvalidRules) as caught:
         load("{version: 1, rules: [{id: a, limit: 1, window: 1m, when: {x: [1]}}]}")
     assert [problem.message for problem in caught.value.problems] == ["a list is not text"]
+
+
+def test_a_long_text_is_read_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold up this one: PyYAML reads a long scalar in one step."""
+    lines = "".join(f"- {{id: a{number}, quota: 5/s, name: {'n' * 100}}}\n" for number in range(2000))
+    text = f"version: 1\nrules:\n{lines}"
+    whole = read(text)
+    with pytest.raises(InvalidRules) as here:
+        read(text + "- [\ud800")
+    monkeypatch.delattr("headgate.policy.loading.Document")
+    assert read_apart(text) == whole
+    with pytest.raises(InvalidRules) as apart:
+        read_apart(text + "- [\ud800")
+    assert apart.value.problems == here.value.problems

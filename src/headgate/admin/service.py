@@ -28,7 +28,7 @@ from headgate.core.errors import UsageError
 from headgate.engine import AsyncEngine
 from headgate.engine.ruling import explained_data, state_data
 from headgate.policy.dumping import to_data
-from headgate.policy.loading import change_from_data, from_data, read, rule_from_data
+from headgate.policy.loading import change_from_data, from_data, read_apart, rule_from_data
 from headgate.policy.model import Change, Ruleset, User
 from headgate.policy.request import Request
 from headgate.policy.times import moment_text
@@ -150,7 +150,7 @@ class AdminService:
         See `Catalog.apply` for what stays as it is.
         """
         with _without_collections():
-            loaded = await asyncio.to_thread(read, text)
+            loaded = await asyncio.to_thread(read_apart, text)
             wanted, sections = loaded.ruleset, loaded.sections
             present = (await self.rules.document()).document if dry_run else {}
             changed = await self.rules.apply(

@@ -13,6 +13,9 @@ told by their paths alone, such as ``rules[2].window``.
 from __future__ import annotations
 
 import json
+import pickle
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -44,6 +47,7 @@ __all__ = [
     "load_file",
     "loads_json",
     "read",
+    "read_apart",
     "read_file",
     "rule_from_data",
     "text_of",
@@ -51,6 +55,9 @@ __all__ = [
 ]
 _ENVOY = "domain"
 """By this key a file of envoyproxy/ratelimit is known."""
+_LONG = 200_000
+"""Characters of a text that takes longer to read than a process takes to start."""
+_ODD = "surrogatepass"
 _NOT_ATTRIBUTES = {"method": "methods", "methods": "methods", "tier": "tier"}
 """What people look for among the attributes, and the field of a rule that asks for it."""
 
@@ -112,6 +119,31 @@ def loads_json(text: str | bytes, *, name: str = "rules") -> Ruleset:
     where, told = Locator(name), "the key {} is given twice"
     where.problems += [Finding(told.format(short(key)), file=name, kind=ProblemKind.SYNTAX) for key in doubled[:MOST]]
     return _loaded(data, where).ruleset
+
+
+def read_apart(text: str) -> Loaded:
+    """Read rules from YAML as `read` does, but long ones in another process: reading them would hold up this one.
+
+    PyYAML's C code reads a long scalar in one step, during which no other thread runs.
+    """
+    if len(text) < _LONG:
+        return read(text)
+    command = sys.executable, "-P", "-c", "from headgate.policy import loading; loading.read_for_another()"
+    done = subprocess.run(command, input=text.encode(errors=_ODD), stdout=subprocess.PIPE, check=True)  # noqa: S603  ours
+    found: Loaded | InvalidRules = pickle.loads(done.stdout)  # noqa: S301  of a process of our own
+    if isinstance(found, InvalidRules):
+        raise found
+    return found
+
+
+def read_for_another() -> None:
+    """Read rules from the standard input, and write what `read` returns or raises for the process that started this."""
+    found: Loaded | InvalidRules
+    try:
+        found = read(sys.stdin.buffer.read().decode(errors=_ODD))
+    except InvalidRules as error:
+        found = error
+    sys.stdout.buffer.write(pickle.dumps(found))
 
 
 def from_data(data: object, *, name: str = "rules", where: Locator | None = None) -> Ruleset:
