@@ -268,3 +268,10 @@ def test_what_is_kept_is_for_nobody_else(fleet: Fleet) -> None:
     folders = [path for path in (fleet.folder / "data").rglob("*") if path.is_dir() and (path / "rules.json").exists()]
     assert folders
     assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+
+
+def test_what_a_key_may_do_is_counted_on_all_nodes_together(fleet: Fleet) -> None:
+    nodes = [fleet.start("data", "--admin-reads", "3/day") for _ in range(2)]
+    for node in nodes:
+        node.started()
+    assert [node.ask("GET", "/tiers")[0] for node in (*nodes, *nodes)] == [200, 200, 200, 429]

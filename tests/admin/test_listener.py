@@ -7,15 +7,21 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
 from headgate.admin import listener
+from headgate.admin.keys import AdminKeys
 from headgate.admin.listener import AdminListener
+from headgate.admin.security import Gatekeeper
 
+KEY = "hg_an-operators-own-key-of-some-length"
 QUESTION = b"GET / HTTP/1.1\r\nhost: here\r\n"
+
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def application(_scope: Any, receive: Any, send: Any) -> None:
@@ -161,3 +167,37 @@ def test_a_client_is_where_its_connection_comes_from() -> None:
 
     asyncio.run(main())
     assert seen == [("127.0.0.1", "http")]
+
+
+def test_connections_without_a_key_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest of them makes room, and one that has shown its key stays."""
+    for name in ("KEEP_ALIVE", "KEEP_ALIVE_WITHOUT_KEY"):
+        monkeypatch.setattr(listener, name, 600)
+    public, private = b"GET /healthz HTTP/1.1\r\nhost: here\r\n\r\n", QUESTION.replace(b"GET /", b"GET /api/v1/rules")
+    keyed = private + b"authorization: Bearer " + KEY.encode() + b"\r\n\r\n"
+
+    async def answered(address: tuple[str, int], request: bytes, source: str = "127.0.0.1") -> Stream:
+        stream = await asyncio.open_connection(*address, local_addr=(source, 0))
+        await again(stream, request)
+        return stream
+
+    async def again(stream: Stream, request: bytes) -> None:
+        stream[1].write(request)
+        assert (await stream[0].readuntil(b"\r\n\r\n0")).startswith(b"HTTP/1.1 200 ")
+
+    async def main() -> None:
+        async with answering(lambda: Gatekeeper(application, AdminKeys(None, KEY))) as address:
+            operator = await answered(address, keyed)
+            crowd = [await answered(address, public, f"127.0.0.{2 + number % 8}") for number in range(400)]
+            await again(operator, keyed)
+            late = await answered(address, keyed)
+            near = [await answered(address, public, "127.0.0.77") for _ in range(listener.MOST_OF_ADDRESS + 9)]
+            for reader, _ in (*crowd[: -listener.MOST_WITHOUT_KEY], *near[:9]):
+                with suppress(ConnectionError):
+                    assert not await reader.read()  # it is closed
+            for stream in (operator, late):
+                await again(stream, keyed)
+            for _, writer in (operator, late, *crowd, *near):
+                writer.close()
+
+    asyncio.run(main())

@@ -27,6 +27,7 @@ from headgate.admin.routes import operations, rules, usage, users
 from headgate.admin.routes.asking import Json, JsonRequest, role_guard
 from headgate.admin.security import READS, SLASH, WRITES, App, Gatekeeper
 from headgate.admin.service import AdminService
+from headgate.stores.base import AsyncStore
 from headgate.web.deprecation import Deprecations
 
 API = "/api/v1"
@@ -75,9 +76,14 @@ def _restored(app: ASGIApp) -> ASGIApp:
 
 
 def application(
-    admin: AdminService, *, reads: str = READS, writes: str = WRITES, deprecations: Deprecations | None = None
+    admin: AdminService,
+    *,
+    reads: str = READS,
+    writes: str = WRITES,
+    store: AsyncStore | str = "memory",
+    deprecations: Deprecations | None = None,
 ) -> App:
-    """Return the ASGI application of an admin plane; each key may read, and write, so often.
+    """Return the ASGI application of an admin plane; each key may read, and write, so often, as a store counts it.
 
     Answers at paths that are going to go say so.
     """
@@ -94,7 +100,7 @@ def application(
     app.state.document = document()
     app.state.parameters = parameters_of(msgspec.json.decode(app.state.document))
     app.state.methods = methods_of(route for route in app.routes if isinstance(route, HTTPRoute))
-    return Gatekeeper(cast("App", app), admin.keys, reads=reads, writes=writes, deprecations=deprecations)
+    return Gatekeeper(cast("App", app), admin.keys, reads=reads, writes=writes, store=store, deprecations=deprecations)
 
 
 @cache

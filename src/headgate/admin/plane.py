@@ -12,9 +12,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headgate.admin import audit, usage, what_if
 from headgate.admin.api import application
@@ -25,6 +26,7 @@ from headgate.admin.follower import Follower
 from headgate.admin.keys import AdminKeys
 from headgate.admin.listener import AdminListener
 from headgate.admin.rule_catalogs import FileRules
+from headgate.admin.security import READS, WRITES
 from headgate.admin.service import AdminService
 from headgate.admin.tables import epoch_us
 from headgate.admin.usage import UsageWriter
@@ -69,6 +71,7 @@ class AdminPlane:
         rules_file: where the rules are, without a database.
         tls: certificate and key of the REST API, as files; empty for none.
         audit_days: how long the audit trail is kept.
+        limits: how often a key may read, and how often it may change something.
         deprecations: paths of the REST API that are going to go.
 
     Raises UsageError for a key that cannot be one.
@@ -83,11 +86,13 @@ class AdminPlane:
         rules_file: str = "",
         tls: tuple[str, str] = ("", ""),
         audit_days: int = audit.RETENTION_DAYS,
+        limits: tuple[str, str] = (READS, WRITES),
         deprecations: Deprecations | None = None,
     ) -> None:
         self._deprecations = deprecations
         self._url, self._folder, self._key = url, folder, key
         self._rules_file, self._tls, self._audit_days = rules_file, tls, audit_days
+        self._reads, self._writes = limits
         AdminKeys(None, key)  # a key that cannot be one is an error before anything is begun
 
     def begin(self, examples: Callable[[], Ruleset] | None = None) -> Begun:
@@ -178,7 +183,9 @@ class AdminPlane:
         else:
             rules = FileRules(self._rules_file, lambda: engine.policy.ruleset, lambda: engine.policy.version)
             admin = AdminService(rules, engine, AdminKeys(None, self._key), hot_keys=hot_keys)
-        answering = AdminListener(listening, lambda: application(admin, deprecations=self._deprecations), self._tls)
+        options: dict[str, Any] = {"reads": self._reads, "writes": self._writes, "store": engine.store}
+        made = partial(application, admin, deprecations=self._deprecations, **options)
+        answering = AdminListener(listening, made, self._tls)
         serving = asyncio.create_task(answering.run())
         try:
             yield

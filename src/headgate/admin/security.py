@@ -29,14 +29,17 @@ from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.limiter import AsyncLimiter
+from headgate.stores.base import AsyncStore
 from headgate.web.address import parse
 from headgate.web.deprecation import Deprecations
 from headgate.web.problem import ProblemDocument, of_status
 
 READS, WRITES = "1000/minute", "100/minute"
-"""Of one key."""
+"""Of one key, on all nodes together."""
 FAILURES = "10/minute"
 """Keys that are not good, from one address."""
+ADMITTED = "admitted"
+"""The name in the state of a request of what is called when its key was good; see `headgate.admin.listener`."""
 MAX_BODY = 10_485_760
 """Bytes of a request."""
 BODY_WITHIN = 30.0
@@ -80,6 +83,7 @@ class Gatekeeper:
         keys: who may.
         reads: how often a key may read.
         writes: how often a key may change something.
+        store: where that is counted; while it is away, each process counts on its own.
         deprecations: paths that are going to go, of which answers say so.
     """
 
@@ -90,10 +94,14 @@ class Gatekeeper:
         *,
         reads: str = READS,
         writes: str = WRITES,
+        store: AsyncStore | str = "memory",
         deprecations: Deprecations | None = None,
     ) -> None:
         self._app, self._keys, self._deprecations = app, keys, deprecations or Deprecations()
-        self._reads, self._writes = AsyncLimiter(reads, name="reads"), AsyncLimiter(writes, name="writes")
+        self._reads, self._writes = (
+            AsyncLimiter(quota, store=store, name=f"headgate-admin-{name}", on_store_failure="local")
+            for quota, name in ((reads, "reads"), (writes, "writes"))
+        )
         self._failures = AsyncLimiter(FAILURES, name="failures")
         self._seen: dict[bytes, None] = {}  # digests of addresses and keys that were good there, the latest last
 
@@ -139,11 +147,12 @@ class Gatekeeper:
         if key.role is KeyRole.CHECK:
             return of_status(403, "this key is for the decision plane; it opens nothing here")
         scope["state"]["key"] = key
+        scope["state"].get(ADMITTED, bool)()
         return None
 
     async def _identified(self, scope: Scope, text: str, answer: _Answer) -> ApiKey | ProblemDocument:
         """Return the key that somebody has sent, or why it does not count."""
-        address = _address(scope)
+        address = address_of(scope.get("client"))
         seen = sha256(f"{address}\n{text}".encode("utf-8", "surrogatepass")).digest()
         tried = await self._failures.peek(address)
         if not tried.allowed and seen not in self._seen:
@@ -248,9 +257,9 @@ def _malformed(scope: Scope, names: list[str], headers: Mapping[str, str]) -> Pr
     return None
 
 
-def _address(scope: Scope) -> str:
+def address_of(client: tuple[str, int] | None) -> str:
     """Return the address of a connection, under which its failures are counted."""
-    text = str((scope.get("client") or ("unknown", 0))[0])
+    text = str((client or ("unknown", 0))[0])
     found = parse(text)
     return text if found is None else key_of(found)
 

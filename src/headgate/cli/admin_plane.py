@@ -96,6 +96,7 @@ def admin_of(settings: Settings, stack: ExitStack) -> ServedAdmin | None:
         rules_file=settings.rules,
         tls=(settings.tls_cert, settings.tls_key),
         audit_days=settings.audit_days,
+        limits=(settings.admin_reads, settings.admin_writes),
         deprecations=deprecations_of(settings),
     )
     try:

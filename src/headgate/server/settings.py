@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from headgate.core.errors import UsageError
+from headgate.core.errors import InvalidQuota, UsageError
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
+from headgate.core.quota import Quota
 from headgate.web.headers import RESET_FORMATS
 
 RLS_SECONDS, API_SECONDS = 0.015, 0.1
@@ -158,6 +159,10 @@ class Settings:
     )
     max_in_flight: int = _option(10_000, "N", "requests in progress at once, by all workers together", (1, 1_000_000))
     max_connections: int = _option(10_000, "N", "open at once, by all workers together", (1, 1_000_000))
+    admin_reads: str = _option(
+        "1000/minute", "QUOTA", "how often a key of the admin plane may read, on all nodes together"
+    )
+    admin_writes: str = _option("100/minute", "QUOTA", "how often it may change something")
     caller_keys: str = _option("", "FILE", "who may ask, a line for each: NAME and the SHA-256 of the key; or database")
 
     audit_days: int = _option(
@@ -174,12 +179,20 @@ class Settings:
         False, "ON", "a span for every request, sent where OTEL_EXPORTER_OTLP_ENDPOINT says: on or off"
     )
 
+    def _check_quotas(self) -> None:
+        for name in ("admin_reads", "admin_writes"):
+            try:
+                Quota.parse(getattr(self, name))
+            except InvalidQuota as error:
+                raise InvalidSetting(name, str(error)) from None
+
     def __post_init__(self) -> None:
         for each in fields(self):
             _check(each.name, getattr(self, each.name), each.metadata["accepted"])
         for name in ("drain_delay", "drain_seconds"):
             if not 0 <= (seconds := getattr(self, name)) <= 3600:
                 raise InvalidSetting(name, f"seconds from 0 to 3600, not {seconds:g}")
+        self._check_quotas()
         if self.http_port and self.http_port == self.grpc_port:
             raise InvalidSetting("grpc_port", f"HTTP has port {self.http_port} already: take another one")
         if self.admin_port and self.admin_port in {self.http_port, self.grpc_port}:
