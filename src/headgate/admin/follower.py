@@ -30,8 +30,8 @@ from headgate.admin.keys import check_keys
 from headgate.admin.objects import CHANNEL
 from headgate.admin.tables import epoch_us, nodes
 from headgate.core.errors import InvalidRule
+from headgate.policy.changing import from_part
 from headgate.policy.key_file import KEYS, SharedKey, write_keys
-from headgate.policy.loading import from_data
 from headgate.policy.snapshot import WHOLE, Following, SnapshotWriter, Whole, read_following, write_following
 
 LOOK_EVERY = 2.0
@@ -166,7 +166,7 @@ class Follower:
 
     async def _check(self, revision: int, document: dict[str, Any]) -> None:
         """Raise InvalidRule unless the rules can be used."""
-        await asyncio.to_thread(from_data, document, name=f"{self._database.name}, revision {revision}")
+        await asyncio.to_thread(from_part, document, name=f"{self._database.name}, revision {revision}")
 
     def _succeeded(self, revision: int) -> None:
         if revision != self.revision or self.error:

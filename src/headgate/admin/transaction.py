@@ -30,10 +30,9 @@ from headgate.admin.objects import (
 )
 from headgate.admin.statements import among, member, write_rows
 from headgate.admin.tables import changes, overrides, revision, rules, settings, tiers, users, versions
-from headgate.policy.changing import BodyChange, put
+from headgate.policy.changing import BodyChange, from_part, put
 from headgate.policy.dumping import to_data
 from headgate.policy.forms import ALLOW, DEFAULT_ID
-from headgate.policy.loading import from_data
 from headgate.policy.model import Ruleset
 from headgate.policy.problems import Finding, InvalidRules
 
@@ -96,7 +95,7 @@ class Transaction:
         if ruleset is None:
             ruleset = Ruleset()
             if wanted:
-                ruleset = await asyncio.to_thread(from_data, await document_about(self._connection, wanted))
+                ruleset = await asyncio.to_thread(from_part, await document_about(self._connection, wanted))
         writes = await asyncio.to_thread(_writes, wanted, found, ruleset)
         moves = await self._moves(order, writes) if order else []
         entries = await asyncio.to_thread(lambda: [*[each.entry for each in writes], *moves])

@@ -5,18 +5,20 @@ What a change does not concern is neither read nor checked again, and stays the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from headgate.policy.checks import Reference, check
 from headgate.policy.forms import FILE
-from headgate.policy.loading import declared
+from headgate.policy.loading import declared, from_data
 from headgate.policy.model import Change, Rule, Ruleset, User
-from headgate.policy.problems import Findings, Locator, Path
+from headgate.policy.problems import Findings, InvalidRules, Locator, Path, render
 
 KINDS = RULE, TIER, USER, SETTING = "rule", "tier", "user", "setting"
 _NOTHING = Ruleset()
+_PLACE = re.compile(r"^rules\[([0-9]+)\]")
 
 
 class BodyChange(NamedTuple):
@@ -72,6 +74,19 @@ def put(document: dict[str, Any], changes: Sequence[BodyChange]) -> None:
 def _named(name: str, body: Any) -> Any:
     is_nameless = isinstance(body, dict) and not {"id", "rule_id"} & body.keys()
     return {"id": name, **body} if is_nameless else body
+
+
+def from_part(document: dict[str, Any], *, name: str = "rules") -> Ruleset:
+    """Read a part of all rules, as `from_data` reads all; rules have their ids in problems, not places in this part."""
+    try:
+        return from_data(document, name=name)
+    except InvalidRules as error:
+        ids = [rule.get("id") if isinstance(rule, dict) else None for rule in document["rules"]]
+
+        def by_id(found: re.Match[str]) -> str:
+            return render(("rules", ids[int(found[1])] or int(found[1])))
+
+        raise InvalidRules([replace(each, path=_PLACE.sub(by_id, each.path)) for each in error.problems]) from None
 
 
 def changed(ruleset: Ruleset, changes: Sequence[BodyChange], *, name: str = "rules") -> Ruleset:
