@@ -28,7 +28,7 @@ CHECK = "/api/v1/rate-limit"
 QUESTION = {"principal": {"user": "u1"}, "endpoint": "/orders", "method": "POST"}
 TOO_LARGE = "x" * 2_000_000
 PROXY = {"X-Original-URI": "/few", "X-Original-Method": "GET"}
-POSTS = [f"{CHECK}/check", f"{CHECK}/batch", f"{CHECK}/refund", f"{CHECK}/reset", "/json"]
+POSTS = [f"{CHECK}/check", f"{CHECK}/batch", f"{CHECK}/refund", f"{CHECK}/reset", "/json", "/json/explain"]
 GETS = [f"{CHECK}/rules", "/rlconfig", "/healthz", "/readyz", "/healthcheck", "/hotkeys", "/metrics"]
 KEPT = [*POSTS, f"{CHECK}/rules", "/rlconfig", "/hotkeys", "/api/v1/forward-auth"]
 """What callers may need a key for."""
@@ -124,6 +124,7 @@ def ask_well(plain: Service, checked: Checked) -> None:
     for status in (200, 429):
         limited = {"domain": "edge", "descriptors": [{"entries": entries}]}
         checked("/json", asked(plain, "POST", "/json", limited), status)
+        checked("/json/explain", asked(plain, "POST", "/json/explain", limited), 200)
         proxied = asked(plain, "GET", "/api/v1/forward-auth", **PROXY, **{"X-Forwarded-For": "203.0.113.9"})
         checked("/api/v1/forward-auth", proxied, status)
     banned = asked(plain, "GET", "/api/v1/forward-auth", **PROXY, **{"X-Forwarded-For": "192.0.2.1"})

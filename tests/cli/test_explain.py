@@ -12,6 +12,7 @@ from headgate.cli.__main__ import main
 from headgate.engine import Engine
 from headgate.policy.request import Request
 from tests.server.listening import listening
+from tests.server.process.service import service
 from tests.servers import free_port, redis_server
 
 RULES = """
@@ -187,3 +188,24 @@ def test_such_a_folder_is_validated_and_listed_alike(ratelimit: str, capsys: pyt
 def test_rules_are_explained_for_a_path(rules: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--rules", rules, "--user", "42"]) == 2
     assert "say which PATH" in capsys.readouterr().err
+
+
+def test_a_descriptor_is_explained_by_a_running_service(ratelimit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with service("--envoy-config", ratelimit) as running:
+        url = f"http://127.0.0.1:{running.started().http_port}"
+        words = ["explain", "--url", url, "--domain"]
+        assert [main([*words, "edge", "--entry", "user=ada"]) for _ in range(3)] == [0, 0, 0]
+        assert capsys.readouterr().out.splitlines()[-1] == "  2/hour fixed_window: 2 of 2 left"
+        assert main([*words, "edge", "--entry", "user=ada", "--cost", "3", "--json"]) == 1
+        assert json.loads(capsys.readouterr().out)["outcome"] == "too_many"
+        assert main([*words, "other", "--entry", "user=ada"]) == 0
+        assert "would pass (unmatched): no file has the domain 'other'" in capsys.readouterr().out
+        assert main(["explain", "--url", url, "--domain", "edge"]) == 2
+        assert "--entry KEY=VALUE of a descriptor" in capsys.readouterr().err
+
+
+def test_a_service_without_descriptors_has_none_to_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    with service() as running:
+        url = f"http://127.0.0.1:{running.started().http_port}"
+        assert main(["explain", "--url", url, "--domain", "edge", "--entry", "user=ada"]) == 2
+    assert "no files of envoyproxy/ratelimit" in capsys.readouterr().err

@@ -94,6 +94,13 @@ def test_check_says_that_it_could_start(tmp_path: Path, capsys: pytest.CaptureFi
         assert capsys.readouterr().out == f"it could start: 2 rules, redis://127.0.0.1:{redis.port}/0\n"
 
 
+def test_a_check_counts_the_descriptors_that_have_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limit = "rate_limit: {unit: hour, requests_per_unit: 2}"
+    (tmp_path / "edge.yaml").write_text(f"domain: edge\ndescriptors: [{{key: user, {limit}}}, {{key: ip, {limit}}}]\n")
+    assert main(["serve", "--check", "--envoy-config", str(tmp_path), *PORTS]) == 0
+    assert capsys.readouterr().out == "it could start: 2 descriptors with limits, memory\n"
+
+
 def test_check_finds_a_store_that_cannot_decide(capsys: pytest.CaptureFixture[str]) -> None:
     away = f"redis://127.0.0.1:{free_port()}/0"
     assert main([*CHECK, "--store", away]) == 1

@@ -199,6 +199,7 @@ _METRICS = {
     "application/openmetrics-text": {"schema": TEXT},
 }
 _DESCRIPTORS = {"domain": "edge", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.7"}]}]}
+_EXPLAINED = record({"descriptors": ({"type": "array", "items": {"type": "object"}}, [])})
 _CHECK = "/api/v1/rate-limit"
 PATHS: Json = {
     f"{_CHECK}/check": _operation(
@@ -257,6 +258,12 @@ PATHS: Json = {
         "envoy_json",
         "Envoy's rate limit service, as JSON",
         {200: _limited("Within all limits.", "OK"), 429: _limited("Over a limit.", "OVER_LIMIT")},
+        body={"schema": {"type": "object"}, "example": _DESCRIPTORS},
+    ),
+    "/json/explain": _operation(
+        "envoy_explain",
+        "Which limits of Envoy's files apply to descriptors, and what is left of them; nothing is taken",
+        {200: _json("One for each descriptor; none if there are no such files.", _EXPLAINED)},
         body={"schema": {"type": "object"}, "example": _DESCRIPTORS},
     ),
     "/rlconfig": _operation(

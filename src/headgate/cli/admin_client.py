@@ -94,7 +94,7 @@ def call(
     given = {name: value for name, value in (query or {}).items() if value not in {"", None}}
     where = f"{API}{path}?{urlencode(given)}" if given else f"{API}{path}"
     tls = credentials.context() if target.is_tls else None
-    status, answer = _exchanged(target, method, where, content, headers, tls, arguments.timeout)
+    status, answer = exchanged(target, method, where, content, headers, tls, arguments.timeout)
     if status == 204:
         return None
     return msgspec.json.decode(answer) if not where.startswith(f"{API}/export") else answer.decode()
@@ -115,7 +115,7 @@ def unreachable(target: NodeAddress, error: OSError) -> str:
             return f"{target.place} cannot be reached: {error.strerror or error}"
 
 
-def _exchanged(  # noqa: PLR0917  as many as a request has
+def exchanged(  # noqa: PLR0917  as many as a request has
     target: NodeAddress,
     method: str,
     path: str,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 from collections.abc import Sequence
-from contextlib import closing
+from typing import Any
 
 from headgate.cli.command import (
     NO,
@@ -19,6 +20,7 @@ from headgate.cli.command import (
 from headgate.cli.rule_files import for_envoy
 from headgate.cli.service import (
     add_service_options,
+    posted,
     request_of,
     tell_outcome,
     tell_unmatched,
@@ -28,14 +30,13 @@ from headgate.cli.service import (
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
-from headgate.core.plan import Call, Verb
 from headgate.engine import Engine, Explained
+from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.engine.ruling import explained_data
-from headgate.policy.envoy import Descriptor, DescriptorPolicy, MatchOutcome
+from headgate.policy.envoy import Descriptor, DescriptorPolicy
 from headgate.policy.explain import MATCHES, Considered
 from headgate.policy.loading import load_file
 from headgate.policy.request import GLOBAL
-from headgate.stores import open_store
 
 
 def add(commands: Commands) -> None:
@@ -50,7 +51,8 @@ def add(commands: Commands) -> None:
         examples="headgate explain --rules rules.yaml --user 42 --method POST /api/v1/orders\n"
         "headgate explain --rules ratelimit --domain edge --entry remote_address=192.0.2.7\n"
         "headgate explain --rules rules.yaml --store redis://localhost:6379/0 --user 42 /api/v1/orders --json\n"
-        "headgate explain --url http://127.0.0.1:8080 --user 42 --method POST /api/v1/orders",
+        "headgate explain --url http://127.0.0.1:8080 --user 42 --method POST /api/v1/orders\n"
+        "headgate explain --url http://127.0.0.1:8080 --domain edge --entry remote_address=192.0.2.7",
     )
     parser.add_argument("endpoint", metavar="PATH", nargs="?", help="the path of the request, such as /api/v1/orders")
     store = os.environ.get("HEADGATE_STORE", "memory")
@@ -78,7 +80,7 @@ def _explain(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if not (rules or arguments.url):
         raise UsageError("say by which --rules FILE, or at which --url a service runs, such as http://127.0.0.1:8080")
     descriptors = for_envoy(rules) if rules else None
-    if descriptors is not None:
+    if descriptors is not None or (arguments.url and (arguments.domain or arguments.entry)):
         return _explain_descriptor(descriptors, arguments, terminal)
     if arguments.endpoint is None:
         raise UsageError("say which PATH is asked for, such as /api/v1/orders")
@@ -95,33 +97,49 @@ def _explain(arguments: argparse.Namespace, terminal: Terminal) -> int:
     return OK if explained.ruling.allowed else NO
 
 
-def _explain_descriptor(policy: DescriptorPolicy, arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Say what Envoy would be answered about one descriptor."""
-    domain = arguments.domain or (next(iter(policy.domains)) if len(policy.domains) == 1 else "")
+def _explain_descriptor(policy: DescriptorPolicy | None, arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Say what Envoy would be answered about one descriptor, by files or by a running service."""
+    domains = [] if policy is None else [*policy.domains]
+    domain = arguments.domain or (domains[0] if len(domains) == 1 else "")
     if not (domain and arguments.entry):
+        where = "" if policy is None else f" ({', '.join(domains)})"
         raise UsageError(
-            f"these are files of envoyproxy/ratelimit: give --domain ({', '.join(policy.domains)}) and the --entry "
-            "KEY=VALUE of a descriptor, such as --entry remote_address=192.0.2.7"
+            f"descriptors of envoyproxy/ratelimit: give --domain{where} and the --entry KEY=VALUE of a descriptor, "
+            "such as --entry remote_address=192.0.2.7"
         )
     entries = tuple([named(text, "--entry", "remote_address=192.0.2.7") for text in arguments.entry])
-    (match,) = policy.match(domain, [Descriptor(entries)], arguments.cost).matches
-    with closing(open_store(arguments.store)) as store:
-        decision = store.run(Call(Verb.PEEK, match.limits, match.hits)) if match.limits else None
-    refuses = match.outcome in {MatchOutcome.BANNED, MatchOutcome.TOO_MANY, MatchOutcome.INVALID}
-    allowed = match.shadow_mode or (decision.allowed if decision is not None else not refuses)
-    limits = [] if decision is None else decision.limits
-    states = [{"quota": str(each.quota), "remaining": each.remaining, "limit": each.limit} for each in limits]
+    if policy is None:
+        pairs = [{"key": key, "value": value} for key, value in entries]
+        question = {"domain": domain, "descriptors": [{"entries": pairs, "hits_addend": arguments.cost}]}
+        (told,) = posted(arguments, "/json/explain", question)["descriptors"] or [None]
+        if told is None:
+            raise UsageError("this service has no files of envoyproxy/ratelimit: give the PATH of a request")
+    else:
+        told = asyncio.run(_explained_by(policy, arguments.store, domain, Descriptor(entries, arguments.cost)))
     if arguments.json:
-        told = {"allowed": allowed, "outcome": match.outcome, "rule": ".".join(match.stat), "problem": match.problem}
-        terminal.say_json({**told, "limits": states})
-        return OK if allowed else NO
-    word, colour = ("would pass", "green") if allowed else ("would be over the limit", "red")
-    why = match.problem or ".".join(match.stat) or "no descriptor is for it"
-    shadow = ", a shadow that refuses nothing" if match.shadow_mode else ""
-    terminal.say(f"{terminal.styled(word, colour)} ({match.outcome}): {printable(why)}{shadow}")
-    for state in states:
-        terminal.say(f"  {state['quota']}: {state['remaining']} of {state['limit']} left")
-    return OK if allowed else NO
+        terminal.say_json(told)
+        return OK if told["allowed"] else NO
+    word, colour = ("would pass", "green") if told["allowed"] else ("would be over the limit", "red")
+    why = told["problem"] or told["rule"] or "no descriptor is for it"
+    shadow = ", a shadow that refuses nothing" if told["shadow_mode"] else ""
+    terminal.say(f"{terminal.styled(word, colour)} ({told['outcome']}): {printable(why)}{shadow}")
+    _tell_degraded(told["degraded"], terminal)
+    for limit in told["limits"]:
+        name = f" ({printable(limit['name'])})" if limit["name"] else ""
+        terminal.say(f"  {limit['quota']}{name}: {limit['remaining']} of {limit['limit']} left")
+    return OK if told["allowed"] else NO
+
+
+async def _explained_by(policy: DescriptorPolicy, store: str, domain: str, descriptor: Descriptor) -> dict[str, Any]:
+    async with AsyncDescriptorEngine(policy, store=store) as engine:
+        (told,) = await engine.explain(domain, [descriptor])
+    return told
+
+
+def _tell_degraded(reason: str, terminal: Terminal) -> None:
+    if reason:
+        told = f"the store does not answer ({reason}): what was used is not known, nor what it would decide"
+        terminal.say(terminal.styled(told, "yellow"))
 
 
 def _tell(explained: Explained, terminal: Terminal) -> None:
@@ -131,9 +149,7 @@ def _tell(explained: Explained, terminal: Terminal) -> None:
     tier = f", tier {explanation.tier}" if explanation.tier else ""
     terminal.say(printable(f"as seen by the rules: {facts}{tier}"))
     tell_unmatched(ruling, terminal)
-    if ruling.degraded:
-        told = f"the store does not answer ({ruling.degraded}): what was used is not known, nor what it would decide"
-        terminal.say(terminal.styled(told, "yellow"))
+    _tell_degraded(ruling.degraded, terminal)
     for considered in sorted(explanation.rules, key=lambda each: not each.applies):
         terminal.say()
         _tell_rule(considered, explained.states.get(considered.rule, ()), terminal)

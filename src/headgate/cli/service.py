@@ -8,6 +8,9 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, Unpack
 
+import msgspec
+
+from headgate.cli.admin_client import PORTS, exchanged
 from headgate.cli.command import DEFAULT_URL, NoAnswer, Terminal, attributes_of, principal_of
 from headgate.core.decision import Decision
 from headgate.core.errors import StoreError, StoreUnavailable, UsageError
@@ -16,7 +19,7 @@ from headgate.core.quota import SECOND
 from headgate.engine import Ruling
 from headgate.policy.request import Request
 from headgate.sdk.clients import Client
-from headgate.sdk.settings import ClientOptions
+from headgate.sdk.settings import ClientOptions, Credentials, endpoint_of
 from headgate.sdk.transport import CallerRefused, Unanswered
 from headgate.sdk.verbs import Step
 
@@ -87,6 +90,16 @@ def told_by_service(arguments: argparse.Namespace, ask: Callable[[Client], T]) -
             return ask(client)
         except CallerRefused as error:
             raise NoAnswer(f"{error}\n  the key goes into HEADGATE_CALLER_KEY") from None
+
+
+def posted(arguments: argparse.Namespace, path: str, question: Any) -> Any:
+    """Return what a service answers over HTTP to a question, as JSON. Raises NoAnswer."""
+    target = endpoint_of(arguments.url, PORTS, DEFAULT_URL)
+    identity = Credentials(*[getattr(arguments, name) or "" for name in ("ca", "cert", "key", "caller_key")])
+    headers = {**identity.headers, "content-type": "application/json"}
+    tls = identity.context() if target.is_tls else None
+    body = msgspec.json.encode(question)
+    return msgspec.json.decode(exchanged(target, "POST", path, body, headers, tls, arguments.timeout)[1])
 
 
 def tell_outcome(ruling: Ruling, terminal: Terminal, passes: str, refused: str) -> None:

@@ -34,9 +34,13 @@ def check(settings: Settings, terminal: Terminal) -> int:
 
     examined = examine_admin(settings)
     asked = settings if examined is None else replace(settings, database="")  # its last good rules may be old
-    rules = len(Configuration(asked).rules.value.rules)
+    files = Configuration(asked)
+    rules = len(files.rules.value.rules)
     if examined is not None:
         rules = examined.rules if examined.rules is not None else rules
+    found = [f"{rules} rules"] if rules or files.descriptors is None else []
+    if files.descriptors is not None:
+        found.append(f"{len(files.descriptors.value.described())} descriptors with limits")
     store = _described_store(settings)
     if settings.tracing:
         from headgate.observe.tracing import Tracing  # noqa: PLC0415
@@ -58,7 +62,7 @@ def check(settings: Settings, terminal: Terminal) -> int:
     if examined is not None and examined.hint:
         terminal.say(printable(examined.hint))
     when = f"it could start once port {ports} is free" if taken else "it could start"
-    terminal.say(terminal.styled(f"{when}: {rules} rules, {printable(store)}", "yellow" if taken else "green"))
+    terminal.say(terminal.styled(f"{when}: {', '.join([*found, printable(store)])}", "yellow" if taken else "green"))
     return OK
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -18,7 +19,8 @@ from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidKey
 from headgate.core.mode import Mode
-from headgate.core.plan import Call, Limit, Plan, refund_of
+from headgate.core.numbers import short
+from headgate.core.plan import Call, Limit, Plan, Verb, refund_of
 from headgate.engine.base import AsyncEngineBase
 from headgate.engine.verbs import Flow, checked_mode, used_up
 from headgate.live import LoadStatistics
@@ -138,6 +140,21 @@ class AsyncDescriptorEngine(AsyncEngineBase):
             decisions = await self._drive(_decided(matching, count_refused=self._count_refused))
         return Answered(matching, decisions, now, *self._modes)
 
+    async def explain(
+        self, domain: str, descriptors: Sequence[Descriptor], hits_addend: int = 0
+    ) -> list[dict[str, Any]]:
+        """Return for each descriptor which limits apply, and what is left of them, as data. Nothing is taken.
+
+        Raises InvalidRequest.
+        """
+        matching = self.match(domain, descriptors, hits_addend)
+        decisions = iter(await self._drive(_made([Call(Verb.PEEK, each.plan, each.cost) for each in matching.calls])))
+        unknown = "" if matching.known else f"no file has the domain {short(domain)}"
+        return [
+            _explained(match, next(decisions) if match.limits else None, unknown, shadow_mode=self._modes[0])
+            for match in matching.matches
+        ]
+
     async def undo(self, answered: Answered) -> None:
         """Give back what an answer took: nobody waited for it any more."""
         decisions = [decision for decision in answered.decisions if decision is not None]
@@ -170,8 +187,27 @@ def _decided(matching: Matching, *, count_refused: bool) -> Flow[tuple[Decision 
     return decisions
 
 
-def _made(calls: Sequence[Call]) -> Flow[None]:
-    yield calls
+def _made(calls: Sequence[Call]) -> Flow[Sequence[Decision]]:
+    return (yield calls) if calls else ()
+
+
+def _explained(match: Match, decision: Decision | None, problem: str, *, shadow_mode: bool) -> dict[str, Any]:
+    refuses = match.outcome in {MatchOutcome.BANNED, MatchOutcome.TOO_MANY, MatchOutcome.INVALID}
+    is_over = refuses if decision is None else not decision.allowed
+    rule = match.rule
+    parts = () if decision is None or rule is None else zip(rule.limits, decision.limits, strict=True)
+    return {
+        "allowed": match.shadow_mode or shadow_mode or not is_over,
+        "outcome": str(match.outcome),
+        "rule": ".".join(match.stat),
+        "problem": match.problem or problem,
+        "shadow_mode": match.shadow_mode or shadow_mode,
+        "degraded": "" if decision is None else decision.degraded,
+        "limits": [
+            {"name": limit.name, "quota": str(part.quota), "remaining": part.remaining, "limit": part.limit}
+            for limit, part in parts
+        ],
+    }
 
 
 def _plan(match: Match) -> Plan:

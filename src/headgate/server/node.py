@@ -248,7 +248,7 @@ class Node:
             reset_format=settings.reset_format,
             timestamps=self._timestamps,
             admit_more=self._admission.admit_more,
-            others={b"/json": as_json, b"/rlconfig": as_json.configuration},
+            others={b"/json": as_json, b"/json/explain": as_json.explain, b"/rlconfig": as_json.configuration},
         )
 
     def _grpc(self) -> Methods:

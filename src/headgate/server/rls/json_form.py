@@ -1,5 +1,7 @@
 """The service as JSON over HTTP, as envoyproxy/ratelimit has it: ``POST /json``, and ``GET /rlconfig``.
 
+``POST /json/explain`` takes the same question and takes no hits: it returns which limits of the files apply.
+
 A question is that of protobuf's JSON, with names in either case (`hitsAddend`, `hits_addend`); so is the answer: 200,
 or 429 when it is over the limit. What is malformed gets 400. (There, so does trouble with the store.)
 """
@@ -8,13 +10,14 @@ from __future__ import annotations
 
 from time import perf_counter_ns
 
+import msgspec
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from headgate.core.errors import UsageError
 from headgate.policy.request import InvalidRequest
 from headgate.protos import RateLimitRequest, RateLimitResponse
 from headgate.server.api.checks import outcome_of
-from headgate.server.rls.codec import question_of
+from headgate.server.rls.codec import MalformedMessage, RlsQuestion, question_of
 from headgate.server.rls.service import RateLimitService
 from headgate.server.wire.grpc.calls import RpcError
 from headgate.server.wire.messages import Fields, HttpRequest, HttpResponse
@@ -42,10 +45,8 @@ class JsonForm:
             return HttpResponse.of_problem(405, "", ((b"allow", b"POST"),))
         began, called = perf_counter_ns(), self._service.recorder.called
         try:
-            _bounded(request.body)
-            message = Parse(request.body, RateLimitRequest(), max_recursion_depth=_DEEPEST)
-            answer = await self._service.answer(question_of(message), request)
-        except (ParseError, UnicodeDecodeError, RecursionError, UsageError) as error:
+            answer = await self._service.answer(_question(request.body), request)
+        except UsageError as error:
             called(API, "error", perf_counter_ns() - began)
             return HttpResponse.of_problem(400, str(error))
         except RpcError as error:
@@ -55,6 +56,18 @@ class JsonForm:
         written = MessageToJson(RateLimitResponse.FromString(answer.raw), indent=None)
         return HttpResponse(200 if answer.allowed else 429, written.encode(), _JSON)
 
+    async def explain(self, request: HttpRequest) -> HttpResponse:
+        """Answer ``POST /json/explain``."""
+        if request.method != b"POST":
+            return HttpResponse.of_problem(405, "", ((b"allow", b"POST"),))
+        trees = self._service.trees
+        try:
+            question = _question(request.body)
+            explained = [] if trees is None else await trees.explain(*question)
+        except UsageError as error:
+            return HttpResponse.of_problem(400, str(error))
+        return HttpResponse(200, msgspec.json.encode({"descriptors": explained}), _JSON)
+
     async def configuration(self, request: HttpRequest) -> HttpResponse:
         """Answer ``GET /rlconfig``: the limits in force, one in a line."""
         if request.method not in {b"GET", b"HEAD"}:
@@ -62,6 +75,16 @@ class JsonForm:
         trees = self._service.trees
         text = "" if trees is None else "".join([f"{line}\n" for line in trees.policy.described()])
         return HttpResponse(200, text.encode(), _TEXT)
+
+
+def _question(body: bytes) -> RlsQuestion:
+    """Return the question that a body is. Raises UsageError."""
+    _bounded(body)
+    try:
+        message = Parse(body, RateLimitRequest(), max_recursion_depth=_DEEPEST)
+    except (ParseError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedMessage(str(error)) from None
+    return question_of(message)
 
 
 def _bounded(body: bytes) -> None:
