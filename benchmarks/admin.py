@@ -1,4 +1,4 @@
-"""Very many users in a database: how long a service takes to begin, what a worker holds, and what a change costs.
+"""Very many users and rules in a database: how long a service takes to begin, what it holds, what a change costs.
 
 ::
 
@@ -33,7 +33,9 @@ from headgate.policy.snapshot import SnapshotSource
 ME = Actor("benchmark")
 RULES: dict[str, Any] = {
     "version": 1,
-    "rules": [{"id": f"rule{number}", "limit": 100, "window": "1m", "endpoint": f"/r{number}"} for number in range(20)],
+    "rules": [
+        {"id": f"rule{number}", "limit": 100, "window": "1m", "endpoint": f"/r{number}"} for number in range(10_000)
+    ],
     "tiers": {"gold": {"rule0": {"limit": 500}}, "free": {"rule0": {"limit": 10}}},
 }
 
@@ -81,7 +83,10 @@ async def _measured(folder: Path, number: int) -> None:
     catalog, rules = Catalog(database), folder / "rules"
     rules.mkdir()
     follower = Follower(catalog, rules)
-    print(f"{number} users, half of them with an override; processor time, and time by the clock")
+    print(
+        f"{len(RULES['rules'])} rules, {number} users, half of them with an override; "
+        "processor time, and time by the clock"
+    )
     await _awaited("begin: read the database, check, write the files", follower.begin)
     size = (rules / "rules.json").stat().st_size / 2**20
     gc.collect()
