@@ -58,6 +58,7 @@ NOT_RUN = {
 """Shell blocks that begin with these, and why they are not run here."""
 PARTS = {
     "envoy.md": "what is shown is part of files that tests run with a real Envoy, in tests/server/rls",
+    "migrating-ratelimit.md": "as of envoy.md",
 }
 """Pages whose YAML is not ours to validate: it has to be in a file of docs/examples, line by line."""
 RULES = {

@@ -181,3 +181,13 @@ def test_every_alert_fires_in_a_case_and_does_not_in_another() -> None:
     tests = yaml.safe_load((DOCS / "prometheus" / "alerts.test.yaml").read_text())["tests"]
     cases = {(case["alertname"], bool(case["exp_alerts"])) for test in tests for case in test["alert_rule_test"]}
     assert cases == {(alert["alert"], fires) for alert in alerts() for fires in (False, True)}
+
+
+def test_the_metrics_that_stand_for_those_of_envoyproxy_ratelimit_are_there_with_their_labels() -> None:
+    known = exposed()
+    page = (DOCS / "migrating-ratelimit.md").read_text()
+    named = re.findall(r"(headgate_[a-z_]+)(?:\{([^}]*)\})?", page)
+    assert len(named) > 15
+    for name, labels in named:
+        assert name in known or f"{name}_bucket" in known, name
+        assert set(re.findall(r"(\w+)=", labels)) <= (known.get(name) or known[f"{name}_bucket"]), name

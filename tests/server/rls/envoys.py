@@ -88,8 +88,11 @@ class Envoy:
 
 
 @contextmanager
-def envoy(grpc_port: int, file: str = "envoy.yaml", **replaced: str) -> Iterator[Envoy]:
-    """An Envoy that asks the service at a port, for the length of a with block; in its file some words are replaced."""
+def envoy(grpc_port: int, file: str = "envoy.yaml", beside: str = "", **replaced: str) -> Iterator[Envoy]:
+    """An Envoy that asks the service at a port, for the length of a with block; in its file some words are replaced.
+
+    `beside` is the port of a second service, where the file has one.
+    """
     with upstream() as behind, TemporaryDirectory(prefix="headgate-envoy-") as folder:
         text = (EXAMPLES / file).read_text()
         ports = {
@@ -97,12 +100,13 @@ def envoy(grpc_port: int, file: str = "envoy.yaml", **replaced: str) -> Iterator
             "port_value: 10000": 0,
             "port_value: 8081": grpc_port,
             "port_value: 8000": behind.port,
+            **({"port_value: 8091": int(beside)} if beside else {}),
         }
         for old, port in ports.items():
             assert text.count(old) == 1
             text = text.replace(old, f"port_value: {port}")
         deadline = AUTHZ_DEADLINE if AUTHZ_DEADLINE in text else IMPATIENT
-        assert text.count(deadline) == 1
+        assert text.count(deadline) == 1 + bool(beside)
         text = text.replace(deadline, replaced.pop("timeout", PATIENT))
         for old, new in replaced.items():
             assert text.count(f"{old}: ") == 1

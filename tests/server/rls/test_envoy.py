@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -141,6 +142,27 @@ def test_files_of_envoyproxy_ratelimit_are_kept_with_hits_and_metadata_of_each_d
     by_trees.logged("GET /other 200 domain=edge rule=per-ip owner=- state=normal degraded=-")
     by_trees.logged("GET /search?q=x 200 domain=edge rule=searches owner=search-team state=normal degraded=-")
     by_trees.logged("GET /search?q=x 429 domain=edge rule=searches owner=- state=throttled degraded=-")
+
+
+def test_beside_the_service_in_force_headgate_counts_alike_and_clients_notice_nothing(tmp_path: Path) -> None:
+    text = (EXAMPLES / "ratelimit" / "edge.yaml").read_text()
+    (tmp_path / "edge.yaml").write_text(text.replace("unit: hour", "unit: year"))
+    files = "--envoy-config", str(tmp_path)
+    with (
+        service(*files, "--envoy-headers", "off") as in_force,
+        service(*files, "--envoy-headers", "off", "--envoy-shadow", "on") as trial,
+        envoy(in_force.started().grpc_port, "beside.yaml", str(trial.started().grpc_port)) as found,
+    ):
+        replies = [found.get("/search?q=x") for _ in range(9)]
+        assert [reply.status for reply in replies] == [200] * 6 + [429] * 3
+        assert not any("ratelimit" in name for reply in replies[:6] for name in reply.headers)
+        for asking, passed, refused in (
+            (in_force, "allowed", "denied"),
+            (trial, "allowed", "shadow_denied"),
+        ):
+            metrics = asking.get("/metrics")[1].decode()
+            counted = re.findall(r'rule="edge.path_class_search",outcome="(\w+)",domain="edge"\} (\d+)', metrics)
+            assert {name: number for name, number in counted if number != "0"} == {passed: "6", refused: "3"}
 
 
 def test_tokens_that_are_known_after_the_response_are_counted_even_beyond_the_limit() -> None:
