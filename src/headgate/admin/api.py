@@ -23,7 +23,7 @@ from litestar.types import ASGIApp
 from headgate.admin.openapi import document_of
 from headgate.admin.parameters import parameters_of, query_guard
 from headgate.admin.problems import allowed_methods, explained, methods_of
-from headgate.admin.routes import operations, rules, usage, users
+from headgate.admin.routes import consumers, operations, rules, usage, users
 from headgate.admin.routes.asking import Json, JsonRequest, role_guard
 from headgate.admin.security import READS, SLASH, WRITES, App, Gatekeeper
 from headgate.admin.service import AdminService
@@ -117,7 +117,7 @@ def document() -> bytes:
 _HANDLERS: list[Any] = [
     Router(
         API,
-        route_handlers=[*rules.ROUTES, *users.ROUTES, *operations.ROUTES, *usage.ROUTES],
+        route_handlers=[*rules.ROUTES, *users.ROUTES, *consumers.ROUTES, *operations.ROUTES, *usage.ROUTES],
         guards=[role_guard, query_guard],
     ),
     _page(["/", "/docs"], "docs.html", MediaType.HTML),

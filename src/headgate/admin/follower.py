@@ -25,13 +25,14 @@ import msgspec
 from sqlalchemy import delete, insert, select, text, update
 
 from headgate.admin.catalog import Catalog
+from headgate.admin.consumers import newest_entry, published
 from headgate.admin.database import PATIENCE, Database, DatabaseError, DatabaseUnavailable
 from headgate.admin.keys import check_keys
 from headgate.admin.objects import CHANNEL
 from headgate.admin.tables import epoch_us, nodes
 from headgate.core.errors import InvalidRule
 from headgate.policy.changing import from_part
-from headgate.policy.key_file import KEYS, SharedKey, write_keys
+from headgate.policy.key_file import CONSUMERS, KEYS, SharedKey, write_keys
 from headgate.policy.snapshot import WHOLE, Following, SnapshotWriter, Whole, read_following, write_following
 
 LOOK_EVERY = 2.0
@@ -75,6 +76,8 @@ class Follower:
         self._writer = SnapshotWriter(folder, self._database.name)
         self._has_followed = False
         self._keys: tuple[SharedKey, ...] | None = None
+        self._audited = -1
+        """The newest entry of the audit trail when consumers were read: each change of their keys makes one."""
         before = read_following(folder)
         self._followed = Following(before.contact, 0, before.error)
         self._status = NodeStatus(secrets.token_hex(8), socket.gethostname()[:255], os.getpid(), epoch_us(), 0, 0, "")
@@ -153,11 +156,15 @@ class Follower:
         self._succeeded(changes.revision)
 
     async def _take_keys(self) -> None:
-        """Let workers know which keys open the decision plane, if these are others. Raises DatabaseError, OSError."""
+        """Let workers know which keys are accepted, if these are others. Raises DatabaseError, OSError."""
         keys = await check_keys(self._database)
         if keys != self._keys or not (self._folder / KEYS).exists():
             await asyncio.to_thread(write_keys, self._folder, keys)
             self._keys = keys
+        newest = await newest_entry(self._database)
+        if newest != self._audited or not (self._folder / CONSUMERS).exists():
+            await asyncio.to_thread(write_keys, self._folder, await published(self._database), CONSUMERS)
+            self._audited = newest
 
     async def _take(self, whole: Whole) -> None:
         await self._check(whole.revision, whole.document)

@@ -97,6 +97,15 @@ _KEY_MEMBERS: dict[str, Described] = {
 }
 _SECRET: Described = ({**TEXT, "description": "It is shown here, and nowhere else."}, "hg_4f9a2c81d07b_...")
 _NEW_KEY = record({**_KEY_MEMBERS, "key": _SECRET})
+_NEW_CONSUMER_KEY = record(
+    {
+        "id": (TEXT, "acme"),
+        "tenant": (TEXT, ""),
+        "expires_at": (some(MOMENT), None),
+        "key_id": (TEXT, "4f9a2c81d07b"),
+        "key": (_SECRET[0], "hgc_4f9a2c81d07b_..."),
+    }
+)
 _NAMED: dict[str, Described] = {
     "limit_state": record(
         {
@@ -135,6 +144,19 @@ _NAMED: dict[str, Described] = {
         not_counted=list_of(TEXT),
     ),
     "api_key": record(_KEY_MEMBERS),
+    "consumer": record(
+        {
+            "id": (TEXT, "acme"),
+            "tenant": (TEXT, ""),
+            "tier": (TEXT, "premium"),
+            "state": ({"enum": ["active", "ended"]}, "active"),
+            "keys": items(
+                record(
+                    {name: _KEY_MEMBERS[name] for name in _KEY_MEMBERS if name not in {"name", "role", "last_used_at"}}
+                )
+            ),
+        }
+    ),
     "audit_entry": record(
         {
             "sequence": (WHOLE, 7),
@@ -269,6 +291,10 @@ ANSWERS: dict[str, Described] = {
     "list_keys": record({"items": items(_named("api_key"))}),
     "create_key": _NEW_KEY,
     "rotate_key": _NEW_KEY,
+    "list_consumers": _page(*_named("consumer")),
+    "create_consumer": _NEW_CONSUMER_KEY,
+    "get_consumer": _named("consumer"),
+    "rotate_consumer": _NEW_CONSUMER_KEY,
     "list_audit": _page(*_named("audit_entry")),
     "verify_audit": record(
         {

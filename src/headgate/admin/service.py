@@ -17,6 +17,7 @@ import msgspec
 
 from headgate.admin import audit, usage, what_if
 from headgate.admin.audit import Actor
+from headgate.admin.consumers import Consumer, Consumers, NewConsumerKey
 from headgate.admin.database import Database
 from headgate.admin.follower import nodes_of
 from headgate.admin.keys import AdminKeys
@@ -93,6 +94,7 @@ class AdminService:
     ) -> None:
         self.rules, self.keys, self.hot_keys = rules, keys, hot_keys
         self._engine, self._database = engine, database
+        self.consumers = Consumers(database)
 
     # Rules, tiers, settings
 
@@ -371,6 +373,29 @@ class AdminService:
                 await audit.append(connection, [entry], actor, await revision_number(connection), epoch_us())
         return {"user_id": name, "reset": done, "skipped": [each for each in rules or known if each not in done]}
 
+    # Consumers
+
+    async def create_consumer(
+        self, name: str, tier: str, actor: Actor, *, tenant: str = "", expires_at: int | None = None
+    ) -> NewConsumerKey:
+        """Make a key for a consumer, and move the user of its name to a tier, if one is given. Raises UsageError."""
+        await self._check_tier(tier)
+        made = await self.consumers.create(name, actor, tenant=tenant, expires_at=expires_at)
+        if tier:
+            await self.set_tier(name, tier, actor)
+        return made
+
+    async def consumer_page(self, offset: int, limit: int) -> ResultPage:
+        """Return some consumers, by name."""
+        found, total = await self.consumers.page(offset, limit)
+        return ResultPage.of([consumer_data(each) for each in found], total, offset + limit)
+
+    async def delete_consumer(self, name: str, actor: Actor) -> None:
+        """End all keys of a consumer, and forget what is special of the user of its name. Raises UnknownObject."""
+        await self.consumers.delete(name, actor)
+        if await self.rules.get(ObjectKind.USER, name) is not None:
+            await self.delete(ObjectKind.USER, name, None, actor)
+
     # Looking
 
     async def nodes(self) -> dict[str, Any]:
@@ -412,6 +437,23 @@ class AdminService:
     async def explain(self, request: Request) -> dict[str, Any]:
         """Say for every rule whether it applies and why, in what state it is, and what would be decided."""
         return explained_data(await self._engine.explain(request))
+
+
+def consumer_data(consumer: Consumer) -> dict[str, Any]:
+    """Return what is shown of a consumer; `state` is active, or ended if no key of it is accepted."""
+    now = epoch_us()
+    keys = [
+        {
+            "id": key.id,
+            "created_at": moment_text(key.created_at),
+            "created_by": key.created_by,
+            "expires_at": None if key.expires_at is None else moment_text(key.expires_at),
+            "revoked_at": None if key.revoked_at is None else moment_text(key.revoked_at),
+        }
+        for key in consumer.keys
+    ]
+    newest, state = consumer.keys[-1], "active" if any(key.is_good(now) for key in consumer.keys) else "ended"
+    return {"id": newest.consumer, "tenant": newest.tenant, "tier": consumer.tier, "state": state, "keys": keys}
 
 
 @contextmanager

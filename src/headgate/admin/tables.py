@@ -11,7 +11,7 @@ file, the API and the database; columns beside a body are there to be searched b
     versions                        every version of every body that ever was
     changes                         what each revision touched, for nodes that catch up
     audit, audit_start              who did what, in a chain of digests; and where the chain begins now
-    api_keys                        digests of keys, never keys
+    api_keys, consumer_keys         digests of keys, never keys
     nodes                           who runs which revision
     usage_minutes, usage_hours      what rules decided, lately by minute, before that by hour
     use_windows, use_principals     what principals in a sample asked for, in each window, until that is over
@@ -145,6 +145,18 @@ api_keys = Table(
     Column("created_by", String(128), nullable=False),
     Column("expires_at", BigInteger),
     Column("last_used_at", BigInteger),
+    Column("revoked_at", BigInteger),
+)
+consumer_keys = Table(
+    "consumer_keys",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("consumer", USER_ID, nullable=False, index=True),
+    Column("tenant", USER_ID, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("created_by", String(128), nullable=False),
+    Column("expires_at", BigInteger),
     Column("revoked_at", BigInteger),
 )
 nodes = Table(

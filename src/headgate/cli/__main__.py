@@ -29,6 +29,7 @@ COMMANDS = {
     "enforcement": "headgate.cli.operating",
     "users": "headgate.cli.users",
     "keys": "headgate.cli.keys",
+    "consumers": "headgate.cli.consumers",
     "audit": "headgate.cli.database",
     "database": "headgate.cli.database",
     "usage": "headgate.cli.database",

@@ -1,6 +1,7 @@
-"""Keys that open the decision plane, on this machine's disk: as a database has them, and workers read them.
+"""Keys of callers and of consumers, on this machine's disk: as a database has them, and workers read them.
 
-They are beside the rules of the same database (`headgate.policy.snapshot`), in ``keys.json``: digests, never keys.
+They are beside the rules of the same database (`headgate.policy.snapshot`): digests, never keys. Callers, whose keys
+open the decision plane, are in ``keys.json``; consumers, who call the API that is protected, in ``consumers.json``.
 """
 
 from __future__ import annotations
@@ -14,25 +15,29 @@ import msgspec
 from headgate.live import FileMark, mark_of
 from headgate.policy.snapshot import read_json, replace_file
 
-KEYS = "keys.json"
+KEYS, CONSUMERS = "keys.json", "consumers.json"
+CONSUMER_PREFIX = "hgc_"
+"""How keys of consumers begin, and no others."""
 
 
 class SharedKey(msgspec.Struct, frozen=True):
-    """A key that opens the decision plane."""
+    """A key of a caller, or of a consumer."""
 
     id: str
     digest: str
     """The SHA-256 of the key, in hexadecimal."""
     expires_at: int | None = None
     """Microseconds since the epoch; None: never."""
+    consumer: str = ""
+    tenant: str = ""
 
 
 _decode = msgspec.json.Decoder(tuple[SharedKey, ...]).decode
 
 
-def write_keys(folder: Path, keys: tuple[SharedKey, ...]) -> None:
-    """Leave in a folder which keys open the decision plane. Raises OSError."""
-    replace_file(folder / KEYS, msgspec.json.encode(keys))
+def write_keys(folder: Path, keys: tuple[SharedKey, ...], file: str = KEYS) -> None:
+    """Leave in a folder which keys are accepted. Raises OSError."""
+    replace_file(folder / file, msgspec.json.encode(keys))
 
 
 class KeySource:
@@ -41,10 +46,11 @@ class KeySource:
     Args:
         folder: where the file is; a folder without one has no keys.
         clock: what time it is, in microseconds since the epoch; for tests.
+        file: the name of the file.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], int] | None = None) -> None:
-        self._path, self.name = folder / KEYS, str(folder / KEYS)
+    def __init__(self, folder: Path, clock: Callable[[], int] | None = None, file: str = KEYS) -> None:
+        self._path, self.name = folder / file, str(folder / file)
         self._now = clock or (lambda: time.time_ns() // 1000)
         self._seen: FileMark | None = None
         self._ends: int | None = None  # when the next key expires

@@ -33,7 +33,7 @@ from headgate.server.wire.admission import NotAdmitted
 from headgate.server.wire.grpc.calls import StatusCode
 from headgate.server.wire.messages import NOBODY, Headers, Peer
 from headgate.stores.memory import MemoryStore
-from headgate.web.apikey import ApiKeys, Holder
+from headgate.web.apikey import NO_KEYS, ApiKeys, Holder
 
 EXEMPT: Final = frozenset(
     {
@@ -49,8 +49,6 @@ EXEMPT: Final = frozenset(
 CALLER_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
 """Where callers send their keys."""
 _LONGEST_FILE = 1_048_576
-_NO_KEY = "0" * 64
-"""The digest of no key."""
 _LOG = logging.getLogger("headgate.server")
 _LOG_EVERY = 10.0
 """Seconds between messages about requests that are refused: once for a flood."""
@@ -356,7 +354,7 @@ class CallerKeys:
     def __init__(self, known: Mapping[str, Holder]) -> None:
         self.known = known
         """Whose key it is, by digest."""
-        listed = known or {_NO_KEY: Holder("nobody")}
+        listed = known or NO_KEYS
         self._bearer = ApiKeys(listed, header="authorization", scheme="Bearer")
         self._plain = ApiKeys(listed)
 

@@ -7,14 +7,15 @@ Each of them follows its files while the service runs, by itself and, at once, w
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from headgate.core.errors import UsageError
 from headgate.live import EVERY, FileSource, Live, Source
 from headgate.policy.envoy import LiveDescriptors
-from headgate.policy.key_file import KeySource, SharedKey
+from headgate.policy.key_file import CONSUMER_PREFIX, CONSUMERS, KeySource, SharedKey
 from headgate.policy.live import LivePolicy, NoRules, rules_file
 from headgate.policy.loading import text_of
 from headgate.policy.model import Ruleset
@@ -26,12 +27,14 @@ from headgate.server.identity.loading import FORWARDED_FOR, load_identity
 from headgate.server.settings import KEYS_OF_DATABASE, Settings
 from headgate.server.wire.tls import Tls, TlsFiles
 from headgate.web.address import AddressReader
-from headgate.web.apikey import Holder
+from headgate.web.apikey import NO_KEYS, ApiKeys, Holder
 from headgate.web.deprecation import Deprecations
 from headgate.web.identity import Identifier
 
 _KEYS_EVERY = 0.2
 """Seconds between two looks at the keys of a database: what is revoked there is refused within a second."""
+F = TypeVar("F")
+T = TypeVar("T")
 EXAMPLE = Path(__file__).with_name("example-rules.yaml")
 """Rules for those who have none yet."""
 
@@ -46,7 +49,7 @@ class Configuration:
     def __init__(self, settings: Settings) -> None:
         self.tls = _tls(settings)
         self._identity = live_identity(settings)
-        self._by_address = Identifier(AddressReader(FORWARDED_FOR, trusted=settings.trusted_proxies or LOOPBACK))
+        self._usual = usual_identifier(settings)
         self.deprecations = deprecations_of(settings)
         """Paths that are going to go; read once."""
         rules = rules_of(settings)
@@ -60,8 +63,9 @@ class Configuration:
         self.callers: Live[CallerKeys] | None = None
         """Who may ask; None for everybody."""
         if settings.caller_keys:
-            every = _KEYS_EVERY if settings.database else EVERY
-            self.callers = Live(CallerSource(settings), lambda keys, _: keys, what="caller keys", every=every)
+            self.callers = Live(
+                caller_source(settings), lambda keys, _: keys, what="caller keys", every=_keys_every(settings)
+            )
         found: dict[str, Live[Any] | None] = {
             "rules": self.rules,
             "descriptors": self.descriptors,
@@ -73,8 +77,8 @@ class Configuration:
         """All that may change, by what it is called in metrics."""
 
     def identifier(self) -> Identifier:
-        """Return what finds out now who the clients of proxies are: by address alone, where no file says more."""
-        return self._by_address if self._identity is None else self._identity.value
+        """Return what identifies the clients of proxies now."""
+        return self._usual if self._identity is None else self._identity.value
 
     def start(self) -> None:
         """Follow all files from now on."""
@@ -101,45 +105,71 @@ def rules_of(settings: Settings) -> Source[Ruleset]:
     return NoRules() if settings.envoy_config else rules_file(EXAMPLE)
 
 
-class CallerSource:
-    """The keys of callers, of a file, of the database, or of both, as a source that is followed."""
+class WithKeys(Generic[F, T]):
+    """What a file has and the keys of a database, either or both, followed as one source.
 
-    def __init__(self, settings: Settings) -> None:
-        self._file: FileSource[CallerKeys] | None = None
-        if settings.caller_keys != KEYS_OF_DATABASE:
-            self._file = FileSource(settings.caller_keys, lambda path: CallerKeys.parse(text_of(path), str(path)))
-        self._shared = KeySource(snapshot_folder(settings.database, settings.data_dir)) if settings.database else None
-        self.name = " and ".join(source.name for source in (self._file, self._shared) if source) or KEYS_OF_DATABASE
-        self._of_file: Mapping[str, Holder] = {}
-        self._of_database: Mapping[str, Holder] = {}
+    Args:
+        file: the file, if there is one.
+        shared: the keys, if there is a database.
+        together: makes one value of both.
+    """
+
+    def __init__(
+        self,
+        file: FileSource[F] | None,
+        shared: KeySource | None,
+        together: Callable[[F | None, tuple[SharedKey, ...]], T],
+    ) -> None:
+        self._file, self._shared, self._together = file, shared, together
+        self.name = " and ".join(source.name for source in (file, shared) if source) or KEYS_OF_DATABASE
+        self._of_file: F | None = None
+        self._keys: tuple[SharedKey, ...] = ()
         self._is_new = False
-        """Whether there are keys that were not returned yet: a file that is wrong keeps nobody else's key in force."""
+        """Whether something was not returned yet: a file that is wrong keeps no key of the database in force."""
 
-    def read(self) -> CallerKeys:
-        """Return all that are good now. Raises UsageError, OSError."""
+    def read(self) -> T:
+        """Return all that counts now. Raises UsageError, OSError."""
         if self._shared:
-            self._of_database = _holders(self._shared.read())
+            self._keys, self._is_new = self._shared.read(), True
         if self._file:
-            self._of_file = self._file.read().known
-        return self._together()
+            self._of_file = self._file.read()
+        return self._made()
 
-    def changed(self) -> CallerKeys | None:
-        """Return them if they are others. Raises UsageError, OSError."""
+    def changed(self) -> T | None:
+        """Return it if it is other than before. Raises UsageError, OSError."""
         shared = self._shared.changed() if self._shared else None
         if shared is not None:
-            self._of_database, self._is_new = _holders(shared), True
+            self._keys, self._is_new = shared, True
         file = self._file.changed() if self._file else None
         if file is not None:
-            self._of_file, self._is_new = file.known, True
-        return self._together() if self._is_new else None
+            self._of_file, self._is_new = file, True
+        return self._made() if self._is_new else None
 
-    def _together(self) -> CallerKeys:
+    def _made(self) -> T:
         self._is_new = False
-        return CallerKeys({**self._of_database, **self._of_file})
+        return self._together(self._of_file, self._keys)
 
 
-def _holders(keys: Iterable[SharedKey]) -> dict[str, Holder]:
-    return {key.digest: Holder(key.id) for key in keys}
+def caller_source(settings: Settings) -> WithKeys[CallerKeys, CallerKeys]:
+    """Return the source of callers' keys: a file, the database, or both."""
+    file: FileSource[CallerKeys] | None = None
+    if settings.caller_keys != KEYS_OF_DATABASE:
+        file = FileSource(settings.caller_keys, lambda path: CallerKeys.parse(text_of(path), str(path)))
+
+    def together(of_file: CallerKeys | None, shared: tuple[SharedKey, ...]) -> CallerKeys:
+        return CallerKeys({key.digest: Holder(key.id) for key in shared} | dict(of_file.known if of_file else {}))
+
+    return WithKeys(file, _key_source(settings), together)
+
+
+def _key_source(settings: Settings, *file: str) -> KeySource | None:
+    folder = snapshot_folder(settings.database, settings.data_dir) if settings.database else None
+    return None if folder is None else KeySource(folder, None, *file)
+
+
+def _keys_every(settings: Settings) -> float:
+    """Return how often keys are looked at, in seconds."""
+    return _KEYS_EVERY if settings.database else EVERY
 
 
 def deprecations_of(settings: Settings) -> Deprecations:
@@ -147,16 +177,42 @@ def deprecations_of(settings: Settings) -> Deprecations:
     return load_deprecations(settings.deprecations) if settings.deprecations else Deprecations()
 
 
+def usual_identifier(settings: Settings) -> Identifier:
+    """Return what identifies clients where no file says how: by address, and by keys of the database's consumers.
+
+    Where callers send keys themselves, in the same headers, a file has to say where clients send theirs.
+    """
+    addresses = AddressReader(FORWARDED_FOR, trusted=settings.trusted_proxies or LOOPBACK)
+    has_consumers = settings.database and not settings.caller_keys
+    return Identifier(addresses, ApiKeys(NO_KEYS, prefix=CONSUMER_PREFIX) if has_consumers else None)
+
+
 def live_identity(settings: Settings) -> Live[Identifier] | None:
-    """Return who the clients of proxies are, by a file that may change, as may the files of keys that it names."""
-    if not settings.identity:
+    """Return what identifies clients of proxies: a file, as may change the files of keys that it names, and consumers.
+
+    None: neither has anything to say.
+    """
+    file: FileSource[Identifier] | None = None
+    usual = usual_identifier(settings)
+    if settings.identity:
+        has_consumers = bool(settings.database) or not (settings.rules or settings.envoy_config)
+
+        def load(path: Path) -> Identifier:
+            return load_identity(path, settings.trusted_proxies, source.also, has_consumers=has_consumers)
+
+        file = source = FileSource(settings.identity, load)
+    elif usual.api_keys is None:
         return None
 
-    def load(path: Path) -> Identifier:
-        return load_identity(path, settings.trusted_proxies, source.also)
+    def together(of_file: Identifier | None, shared: tuple[SharedKey, ...]) -> Identifier:
+        found = of_file or usual
+        if found.api_keys is None or not shared:
+            return found
+        consumers = {key.digest: Holder(key.consumer, key.consumer, key.tenant) for key in shared}
+        return replace(found, api_keys=replace(found.api_keys, known=consumers | dict(found.api_keys.known)))
 
-    source = FileSource(settings.identity, load)
-    return Live(source, lambda identifier, _: identifier, what="identity settings")
+    both = WithKeys(file, _key_source(settings, CONSUMERS), together)
+    return Live(both, lambda identifier, _: identifier, what="identity settings", every=_keys_every(settings))
 
 
 def _tls(settings: Settings) -> Tls | None:

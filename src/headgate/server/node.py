@@ -227,6 +227,7 @@ class Node:
             trees=trees.within(settings.rls_seconds) if trees and settings.rls_seconds else trees,
             headers=self._headers if settings.envoy_headers else None,
             trust_tier=settings.envoy_trust_tier,
+            identifier=self._files.identifier,
             count_refused=settings.envoy_count_refused,
             admit_more=self._admission.admit_descriptors,
             metadata=settings.envoy_metadata,

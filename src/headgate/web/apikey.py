@@ -56,6 +56,10 @@ class Holder:
                 raise InvalidSettings(f"{part} of an API key's holder is printable text, not {short(text)}")
 
 
+NO_KEYS: Mapping[str, Holder] = {_NOBODY: Holder()}
+"""What is known where keys may be issued later: the digest of no key at all."""
+
+
 @dataclass(frozen=True, slots=True)
 class ApiKeys:
     """The API keys that are accepted, and where requests carry them."""
@@ -71,6 +75,8 @@ class ApiKeys:
     """Whether any key may be believed because a gateway in front refuses unknown ones."""
     query: str = ""
     """Or the query parameter that has the key; default: none. What is in addresses is in logs, too: prefer headers."""
+    prefix: str = ""
+    """How all keys begin; what begins otherwise is not for us, and is ignored."""
 
     name: bytes = field(init=False, repr=False)
     """The header to collect, in lower case."""
@@ -102,6 +108,8 @@ class ApiKeys:
 
     def find_key(self, key: bytes) -> tuple[Holder | None, str]:
         """Return the same for a key itself, such as that of a query."""
+        if not key.startswith(self.prefix.encode()):
+            return None, OTHER_SCHEME
         if not _KEY.fullmatch(key):
             return None, "malformed"
         presented = digest(key, self.secret)

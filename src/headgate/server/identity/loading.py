@@ -20,7 +20,7 @@ from headgate.policy.schema import DIALECT, Field, ListOf, MapOf, Record, Scalar
 from headgate.policy.yaml_text import Document, text_of
 from headgate.server.clients import LOOPBACK
 from headgate.web.address import MAX_HOPS, AddressReader
-from headgate.web.apikey import ApiKeys, Holder
+from headgate.web.apikey import NO_KEYS, ApiKeys, Holder
 from headgate.web.errors import InvalidSettings
 from headgate.web.identity import Identifier
 from headgate.web.jwk import FAMILIES, VerificationKey, key_set
@@ -58,14 +58,20 @@ HOLDER = Record(
 )
 
 
+OF_DATABASE = "database"
+"""In place of a list of API keys: only those of the database's consumers."""
+
+
 class Holders:
-    """A list of API keys. What has another form is not repeated either."""
+    """A list of API keys, or the word database. What has another form is not repeated either."""
 
     def read(self, value: object, path: Place, findings: Findings) -> list[dict[str, Any] | None] | None:
         one = f"{{sha256: DIGEST}}, and any of {', '.join([*HOLDER.fields][1:])}"
+        if value == OF_DATABASE:
+            return []
         if type(value) is not list or not value:
             wrong = "has no key" if value == [] else "is not a list of API keys"
-            findings.add(path, wrong, f"a list, with for each key {one}")
+            findings.add(path, wrong, f"a list, with for each key {one}; or {OF_DATABASE}")
             return None
         read = []
         for index, item in enumerate(value):
@@ -78,7 +84,7 @@ class Holders:
         return read
 
     def schema(self) -> Schema:
-        return {"type": "array", "minItems": 1, "items": HOLDER.schema()}
+        return {"anyOf": [{"const": OF_DATABASE}, {"type": "array", "minItems": 1, "items": HOLDER.schema()}]}
 
 
 _CLAIMS = Field(
@@ -138,7 +144,11 @@ API_KEYS = Record(
             Scalar.text("the name of a query parameter, such as api_key", "[A-Za-z0-9_.~-]{1,64}", 64, numbers=False),
             "Or the query parameter in which they send it.",
         ),
-        "keys": Field(Holders(), "The keys that are accepted, by their digests.", required=True),
+        "keys": Field(
+            Holders(),
+            "The keys that are accepted, by their digests; or database: those of consumers alone.",
+            required=True,
+        ),
     },
 )
 JWT_METADATA = Record(
@@ -177,7 +187,11 @@ def identity_schema() -> Schema:
 
 
 def load_identity(
-    path: str | PathLike[str], trusted: Sequence[str] = (), reading: Callable[[Path], object] = lambda _: None
+    path: str | PathLike[str],
+    trusted: Sequence[str] = (),
+    reading: Callable[[Path], object] = lambda _: None,
+    *,
+    has_consumers: bool = False,
 ) -> Identifier:
     """Return what finds out who asks, as a file says.
 
@@ -185,6 +199,7 @@ def load_identity(
         path: of the YAML file. Files that it names are looked for in its folder.
         trusted: networks of proxies that were named elsewhere; the file may not name others then.
         reading: called with each file that it names, before that is read.
+        has_consumers: whether there is a database, which has keys of consumers.
 
     Raises:
         InvalidRules: with all the problems.
@@ -195,7 +210,9 @@ def load_identity(
     read = FILE.read(document.data, (), findings)
     identifier = None
     if read is not None and not findings.count:
-        identifier = _Building(Path(name).parent, findings, reading).identifier(read, trusted)
+        identifier = _Building(Path(name).parent, findings, reading, has_consumers=has_consumers).identifier(
+            read, trusted
+        )
     if identifier is None or findings.count or document.problems:
         raise InvalidRules(without_secrets(findings, "api_keys"))
     return identifier
@@ -209,8 +226,11 @@ def without_secrets(findings: Findings, *places: str) -> list[Finding]:
 class _Building:
     """Makes the parts of a file that is well formed, and notes what makes no sense."""
 
-    def __init__(self, folder: Path, findings: Findings, reading: Callable[[Path], object]) -> None:
+    def __init__(
+        self, folder: Path, findings: Findings, reading: Callable[[Path], object], *, has_consumers: bool
+    ) -> None:
         self._folder, self._findings, self._reading = folder, findings, reading
+        self._has_consumers = has_consumers
 
     def identifier(self, read: Mapping[str, Any], trusted: Sequence[str]) -> Identifier | None:
         addresses = self._addresses(read.get("addresses", {}), trusted)
@@ -258,10 +278,13 @@ class _Building:
             known[digest], places[digest] = holder or Holder(), path
         header = given.get("header", "x-api-key")
         self._made(("api_keys", "header"), header_name, header)
+        if not given["keys"] and not self._has_consumers:
+            self._note(("api_keys", "keys"), "there is no database with consumers", "List the keys, or see --database.")
         if self._findings.count:
             return None
         return self._made(
-            ("api_keys",), lambda: ApiKeys(known, header, given.get("scheme", ""), query=given.get("query", ""))
+            ("api_keys",),
+            lambda: ApiKeys(known or NO_KEYS, header, given.get("scheme", ""), query=given.get("query", "")),
         )
 
     def _tokens(self, given: Sequence[Mapping[str, Any]]) -> TokenVerifier | None:

@@ -14,7 +14,10 @@ entries of a descriptor                                          what they becom
 all others, such as ``generic_key``                              attributes of the same name
 ==============================================================  ===================================================
 
-Aliases are those of `headgate.policy.request`. The domain becomes the attribute ``domain``; also an attribute is
+Aliases are those of `headgate.policy.request`. Where the principal ``apikey`` is the key of a consumer, it becomes the
+consumer: its name as ``user`` and ``apikey``, and its tenant; a key that is not good any more counts nobody.
+
+The domain becomes the attribute ``domain``; also an attribute is
 ``masked_remote_address``. Rules may ask for attributes with `when`, and count by them. If a name comes twice, the first
 one counts. An empty value of a principal is ignored: nobody is counted by it.
 
@@ -29,7 +32,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from headgate.policy.envoy.request import Descriptor
-from headgate.policy.request import ENDPOINT, IP, PRINCIPALS, Request, principal_name
+from headgate.policy.key_file import CONSUMER_PREFIX
+from headgate.policy.request import APIKEY, ENDPOINT, IP, PRINCIPALS, USER, Request, principal_name
+from headgate.server.clients import Identifying
 
 NETWORK, METHOD, TIER = "network", "method", "tier"
 NAMES: Mapping[str, str] = MappingProxyType(
@@ -50,9 +55,11 @@ class Mapper:
 
     Args:
         trust_tier: whether an entry ``tier`` decides which tier a request has.
+        identifier: knows the keys of consumers; None: there are no consumers.
     """
 
-    def __init__(self, *, trust_tier: bool = False) -> None:
+    def __init__(self, *, trust_tier: bool = False, identifier: Identifying | None = None) -> None:
+        self._identifier = identifier
         self._meaning = dict(NAMES, tier=TIER) if trust_tier else dict(NAMES)
 
     def request(self, domain: str, descriptor: Descriptor, hits: int) -> Request:
@@ -78,8 +85,19 @@ class Mapper:
             else:
                 network = network or value
                 attributes.setdefault(key, value)
+        if principal.get(APIKEY, "").startswith(CONSUMER_PREFIX):
+            self._identify(principal)
         address = ""
         if network:
             address = principal.get(IP, "")
             principal[IP] = network
         return Request(principal, endpoint or "/", method, attributes, hits, tier, address)
+
+    def _identify(self, principal: dict[str, str]) -> None:
+        """Put a consumer in the place of its key. One that is not good any more is nobody, rather than a key."""
+        known = self._identifier().api_keys if self._identifier else None
+        if known is not None:
+            holder, _ = known.find_key(principal.pop(APIKEY).encode(errors="replace"))
+            if holder is not None:
+                proven = {APIKEY: holder.name, USER: holder.user, "tenant": holder.tenant}
+                principal |= {name: value for name, value in proven.items() if value}

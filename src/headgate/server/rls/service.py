@@ -27,8 +27,10 @@ from headgate.policy.envoy import Descriptor, Matching, Override, Unit
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.matching import principal_of
 from headgate.policy.envoy.tree import made_once
+from headgate.policy.key_file import CONSUMER_PREFIX
 from headgate.policy.request import InvalidRequest, Request
 from headgate.policy.selection import Limits
+from headgate.server.clients import Identifying
 from headgate.server.decisions import Decisions
 from headgate.server.recurring import RecurringQuestions
 from headgate.server.rls import codec
@@ -45,6 +47,7 @@ API = "rls"
 OVERRIDE = "envoy-override"
 """The name, in answers and keys, of limits that come with a request."""
 _USUAL = ResponseHeaders()
+_CONSUMER = CONSUMER_PREFIX.encode()
 _UNMATCHED = codec.status(codec.status_content(Code.OK))
 
 
@@ -77,6 +80,7 @@ class RateLimitService:
             passes.
         headers: which header fields Envoy's clients get; None for none.
         trust_tier: see `headgate.server.rls.mapping`.
+        identifier: the same.
         count_refused: whether hits that rules refuse use up what is left of their limits; see `AsyncDescriptorEngine`,
             which has the same option.
         admit_more: asked whether so many descriptors of a question beyond the first are let in.
@@ -92,13 +96,14 @@ class RateLimitService:
         trees: AsyncDescriptorEngine | None = None,
         headers: ResponseHeaders | None = _USUAL,
         trust_tier: bool = False,
+        identifier: Identifying | None = None,
         count_refused: bool = False,
         admit_more: AdmitMore = admit_any,
         metadata: bool = False,
     ) -> None:
         self._decisions, self.trees = decisions.via(API) if decisions is not None else None, trees
         self.recorder = recorder
-        self._mapper = Mapper(trust_tier=trust_tier)
+        self._mapper = Mapper(trust_tier=trust_tier, identifier=identifier)
         self._count_refused, self._admit_more = count_refused, admit_more
         self._by_rules = RuleAnswers(headers, self._denies)
         denies = trees is not None and trees.mode is Mode.DENY
@@ -159,6 +164,8 @@ class RateLimitService:
             self._matched_by = self.trees.policy
             self._recurring.clear()
         asked = self._understood(decode(raw))
+        if _CONSUMER in raw:  # whose key it is may change at any time
+            return asked
         size = sum([1 + len(descriptor.entries) for descriptor in asked.question.descriptors])
         return self._recurring.remember(raw, asked, size)
 
