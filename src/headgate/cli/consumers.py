@@ -77,7 +77,7 @@ def _rotate(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _revoke(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    call(arguments, "DELETE", f"{_path(arguments)}/keys")
+    call(arguments, "POST", f"{_path(arguments)}/revoke")
     name = arguments.name
     return told(arguments, terminal, {"id": name, "revoked": True}, f"all keys of {name} are revoked")
 

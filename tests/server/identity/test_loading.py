@@ -158,7 +158,7 @@ tokens:
         ("version: 1\naddresses: {hops: 2, header: cf-connecting-ip}\n", "hops must be 1"),
         ("version: 1\naddresses: {hops: 0}\n", "from 1 to 20"),
         ("version: 1\napi_keys: {header: a}\n", "yaml:2:11: api_keys: api_keys needs 'keys'"),
-        ("version: 1\napi_keys: {keys: []}\n", "is not a list of API keys. Accepted: .*sha256"),
+        ("version: 1\napi_keys: {keys: []}\n", "has no key. Accepted: .*sha256.*; or database"),
         (f"{KEYS}, name: a}}\n    - {{sha256: {DIGEST}}}\n", r"yaml:5:16: .* that of api_keys.keys\[0\], too"),
         (f'{KEYS}, tier: "\\u0007"}}\n', r"yaml:4:7: api_keys.keys\[0\]: tier of .* printable"),
         (f"{KEYS}, tier: }}\n", r"yaml:4:.*: api_keys.keys\[0\].tier: has no value"),

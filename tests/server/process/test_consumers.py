@@ -171,7 +171,7 @@ def test_a_gateway_refuses_what_is_revoked_and_keys_of_others_are_left_alone(nod
             until(lambda: {running.get("/a", x_api_key=key).status for _ in range(12)} == {200}, "it is known", SECONDS)
             assert running.get("/a", x_api_key=key).json["headers"]["x-headgate-user"] == "caller"
             assert running.get("/a", x_api_key="a-key-of-the-service-behind").status == 200
-            assert admin(nodes[1], "DELETE", "/consumers/caller/keys")[0] == 204
+            assert admin(nodes[1], "POST", "/consumers/caller/revoke")[0] == 204
             until(lambda: {running.get("/a", x_api_key=key).status for _ in range(12)} == {401}, "revoked", SECONDS)
 
 

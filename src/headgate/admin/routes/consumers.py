@@ -58,7 +58,7 @@ async def rotate_consumer(
     return _key(await admin.consumers.rotate(consumer_id, actor_of(request), overlap_us=data.overlap * 1_000_000))
 
 
-@delete("/consumers/{consumer_id:str}/keys", opt=EDITOR, summary="Revoke a consumer's keys", status_code=204)
+@post("/consumers/{consumer_id:str}/revoke", opt=EDITOR, summary="Revoke a consumer's keys", status_code=204)
 async def revoke_consumer(admin: Admin, request: JsonRequest, consumer_id: ConsumerId) -> None:
     """End all keys of a consumer at once. Its tier and overrides stay."""
     await admin.consumers.revoke(consumer_id, actor_of(request))

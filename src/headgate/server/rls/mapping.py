@@ -28,13 +28,13 @@ is believed only if that is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from headgate.policy.envoy.request import Descriptor
 from headgate.policy.key_file import CONSUMER_PREFIX
 from headgate.policy.request import APIKEY, ENDPOINT, IP, PRINCIPALS, USER, Request, principal_name
-from headgate.server.clients import Identifying
+from headgate.web.identity import Identifier
 
 NETWORK, METHOD, TIER = "network", "method", "tier"
 NAMES: Mapping[str, str] = MappingProxyType(
@@ -58,7 +58,7 @@ class Mapper:
         identifier: knows the keys of consumers; None: there are no consumers.
     """
 
-    def __init__(self, *, trust_tier: bool = False, identifier: Identifying | None = None) -> None:
+    def __init__(self, *, trust_tier: bool = False, identifier: Callable[[], Identifier] | None = None) -> None:
         self._identifier = identifier
         self._meaning = dict(NAMES, tier=TIER) if trust_tier else dict(NAMES)
 

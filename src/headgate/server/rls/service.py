@@ -10,7 +10,7 @@ mistake in Envoy's configuration.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from time import perf_counter_ns
 from typing import Any, TypeAlias
 
@@ -30,7 +30,6 @@ from headgate.policy.envoy.tree import made_once
 from headgate.policy.key_file import CONSUMER_PREFIX
 from headgate.policy.request import InvalidRequest, Request
 from headgate.policy.selection import Limits
-from headgate.server.clients import Identifying
 from headgate.server.decisions import Decisions
 from headgate.server.recurring import RecurringQuestions
 from headgate.server.rls import codec
@@ -41,6 +40,7 @@ from headgate.server.wire.admission import AdmitMore, admit_any
 from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall
 from headgate.server.wire.messages import HttpRequest
 from headgate.web.headers import ResponseHeaders
+from headgate.web.identity import Identifier
 
 API = "rls"
 """The name of the service in metrics."""
@@ -96,7 +96,7 @@ class RateLimitService:
         trees: AsyncDescriptorEngine | None = None,
         headers: ResponseHeaders | None = _USUAL,
         trust_tier: bool = False,
-        identifier: Identifying | None = None,
+        identifier: Callable[[], Identifier] | None = None,
         count_refused: bool = False,
         admit_more: AdmitMore = admit_any,
         metadata: bool = False,
