@@ -41,6 +41,10 @@ class _Ruled:
         """Return what is answered for a rule while the store is away."""
         return self._verbs.mode_of(rule_id)
 
+    def refusal_of(self, rule_id: str) -> tuple[int, str]:
+        """Return the status and the message of a rule's refusals; without a message, the limit says it."""
+        return self._verbs.refusal_of(rule_id)
+
     def rules_statistics(self) -> LoadStatistics | None:
         """Return how loading the rules went so far, for metrics; None where they do not change."""
         return self._verbs.statistics()

@@ -145,6 +145,11 @@ class Verbs:
         compiled = self.policy.rules.get(rule_id)  # None: a reload has just removed it
         return (compiled.rule.on_store_failure if compiled else None) or self._mode
 
+    def refusal_of(self, rule_id: str) -> tuple[int, str]:
+        """Return the status and the message of a rule's refusals; without a message, the limit says it."""
+        compiled = self.policy.rules.get(rule_id)
+        return (compiled.rule.refusal_status, compiled.rule.refusal_message) if compiled else (429, "")
+
     def mode_of_limit(self, limit: Limit) -> Mode:
         """Return the same for a limit of a rule."""
         return self.mode_of(rule_id_of(limit.space))

@@ -72,15 +72,20 @@ class Answers:
         headers: which header fields; None: none at all.
         spelling: how the framework has them.
         mode_of: says what is answered for a rule while the store is away.
+        refusal_of: returns the status and the message of a rule's refusals; None: nothing is decided by rules.
     """
 
     def __init__(
-        self, headers: ResponseHeaders | None, spelling: Spelling[Any], mode_of: Callable[[str], Mode] | None
+        self,
+        headers: ResponseHeaders | None,
+        spelling: Spelling[Any],
+        mode_of: Callable[[str], Mode] | None,
+        refusal_of: Callable[[str], tuple[int, str]] | None = None,
     ) -> None:
         if headers is not None and not isinstance(headers, ResponseHeaders):
             raise InvalidSettings(f"headers are ResponseHeaders(...), or None for no fields, not {short(headers)}")
         self._writer = HeaderWriter(headers, spelling) if headers is not None else None
-        self._mode_of = mode_of
+        self._mode_of, self._refusal_of = mode_of, refusal_of
         self._prepared = Prepared(self._prepare)
         self._unstored = spelling("Cache-Control")("no-store")
 
@@ -122,6 +127,9 @@ class Answers:
             told_all = ProblemDocument(503, problem.reduced(decision, texts))  # nobody's fault but ours
         else:
             told_all = ProblemDocument(429, problem.exceeded(decision, texts))
+            if self._refusal_of is not None:
+                status, message = self._refusal_of(ruling.rule_id)
+                told_all = ProblemDocument(status, problem.reworded(told_all.body, status, message))
         fields = [self._unstored] if self._writer is None else self._fields(decision, limits, now)
         return Refusal(told_all, fields, ruling)
 

@@ -132,7 +132,9 @@ class Gatekeeping:
         """Whether decisions have to be waited for."""
         self.clock: Clock = self.decider.clock
         self.answers = Answers(
-            settings.get("headers", ResponseHeaders()), spelling, getattr(self.decider, "mode_of", None)
+            settings.get("headers", ResponseHeaders()),
+            spelling,
+            *(getattr(self.decider, name, None) for name in ("mode_of", "refusal_of")),
         )
         identity = settings.get("identity", AddressReader())
         if not isinstance(identity, AddressReader | Identifier):

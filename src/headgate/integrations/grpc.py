@@ -117,7 +117,7 @@ class RateLimitInterceptor(grpc.ServerInterceptor):
         refusal = self.gate.enter(visit, self._methods.of(self.gate, visit.path), visit.path)
         if refusal is not None:
             context.set_trailing_metadata(_refused(refusal))
-            context.abort(_CODES[refusal.status], refusal.detail)
+            context.abort(_refusal_code(refusal), refusal.detail)
         context.set_trailing_metadata(tuple(visit.fields()))
         code = grpc.StatusCode.CANCELLED
         try:
@@ -162,7 +162,7 @@ class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):
         """See `RateLimitInterceptor`."""
         refusal = await self.gate.enter(visit, self._methods.of(self.gate, visit.path), visit.path)
         if refusal is not None:
-            await context.abort(_CODES[refusal.status], refusal.detail, _refused(refusal))
+            await context.abort(_refusal_code(refusal), refusal.detail, _refused(refusal))
         context.set_trailing_metadata(tuple(visit.fields()))
         code = grpc.StatusCode.CANCELLED
         try:
@@ -244,7 +244,7 @@ def _status_details(refusal: Refusal, wait_us: int) -> bytes:
     delay = _number(1, wait_us // 1_000_000) + _number(2, wait_us % 1_000_000 * 1000)
     retry_info = _bytes(1, delay)
     anything = _bytes(1, _RETRY_INFO) + _bytes(2, retry_info)
-    code: int = _CODES[refusal.status].value[0]
+    code: int = _refusal_code(refusal).value[0]
     return _number(1, code) + _bytes(2, refusal.detail.encode()) + _bytes(3, anything)
 
 
@@ -274,3 +274,8 @@ def _code(context: Any) -> Any:
 
 def _status(code: grpc.StatusCode) -> int:
     return 500 if code.name in _FAILURES else 200
+
+
+def _refusal_code(refusal: Refusal) -> grpc.StatusCode:
+    """Return the code of a refusal; a rule's own status is that of a limit all the same."""
+    return _CODES.get(refusal.status, grpc.StatusCode.RESOURCE_EXHAUSTED)

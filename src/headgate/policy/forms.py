@@ -16,7 +16,17 @@ from headgate.core.errors import InvalidQuota, InvalidRule
 from headgate.core.grammar import MAX_TEXT
 from headgate.core.mode import Mode
 from headgate.core.quota import MAX_REPLICAS
-from headgate.policy.model import LONGEST_VALUE, METHOD, MOST_DIMENSIONS, TOGETHER, Change, Entry, Rule, User
+from headgate.policy.model import (
+    LONGEST_MESSAGE,
+    LONGEST_VALUE,
+    METHOD,
+    MOST_DIMENSIONS,
+    TOGETHER,
+    Change,
+    Entry,
+    Rule,
+    User,
+)
 from headgate.policy.problems import Findings, Path, ProblemKind, shown
 from headgate.policy.quotas import (
     ALL_OF_QUOTA,
@@ -149,6 +159,11 @@ _RULE_FIELDS = {
         Scalar.whole(0, MAX_REPLICAS),
         "How many replicas of the store must have what a request took: its answer waits for them, or says that they "
         "have not got it.",
+    ),
+    "refusal_status": Field(Scalar.whole(400, 599), "The HTTP status of its refusals; default: 429."),
+    "refusal_message": Field(
+        Scalar.text("a line of text", most=LONGEST_MESSAGE, numbers=False),
+        "What clients read in its refusals; default: the limit, and when to retry.",
     ),
     "reset_on_change": Field(Scalar.flag(), "Whether a changed limit, burst or updated_at forgets what was used."),
     "created_at": Field(moment(as_written=True), "When the rule was made."),

@@ -33,6 +33,8 @@ MOST_DIMENSIONS = 4
 BURST_OR_CAPACITY = "burst and capacity are two ways to say the same: give one of them"
 METHOD = "[A-Z][A-Z-]{0,19}"
 """A pattern of HTTP methods."""
+LONGEST_MESSAGE = 500
+"""Characters of the message of a rule's refusals."""
 LONGEST_VALUE = 512
 """Characters of what is on a list, or of a key that a rule is for."""
 Network: TypeAlias = IPv4Network | IPv6Network
@@ -129,6 +131,10 @@ class Rule:
     replicas: int = 0
     """How many replicas of the store must have what a request took; its answer waits for them, or says that they have
     not got it. See `headgate.core.quota.Quota.replicas`."""
+    refusal_status: int = 429
+    """The HTTP status of its refusals, 400 to 599."""
+    refusal_message: str = ""
+    """The detail of their problem documents, in a line; empty: the limit, and when to retry."""
     reset_on_change: bool = False
     """Whether a changed limit, burst or `updated_at` starts afresh too. A limit that is changed back to what it was
     finds what was counted under it, if that has not expired: a new `updated_at` tells the two apart."""
@@ -148,10 +154,16 @@ class Rule:
         for method in self.methods:
             if not re.fullmatch(METHOD, method):
                 raise InvalidRule(f"{where}: {method!r} is not an HTTP method: write it as POST", fields=("methods",))
-        for name, most in (("enforce_percent", 100), ("replicas", MAX_REPLICAS)):
+        for name, least, most in (
+            *(("enforce_percent", 0, 100), ("replicas", 0, MAX_REPLICAS)),
+            ("refusal_status", 400, 599),
+        ):
             value = getattr(self, name)
-            if type(value) is not int or not 0 <= value <= most:
-                raise InvalidRule(f"{where}: {name} is a whole number from 0 to {most}", fields=(name,))
+            if type(value) is not int or not least <= value <= most:
+                raise InvalidRule(f"{where}: {name} is a whole number from {least} to {most}", fields=(name,))
+        if len(self.refusal_message) > LONGEST_MESSAGE or not self.refusal_message.isprintable():
+            wrong = f"{where}: refusal_message is a line of at most {LONGEST_MESSAGE} printable characters"
+            raise InvalidRule(wrong, fields=("refusal_message",))
         if self.id in self.replaces:
             raise InvalidRule(f"{where} cannot replace itself", fields=("replaces",))
 
@@ -182,7 +194,9 @@ class Rule:
     def _check_types(self, where: str) -> None:
         derive = object.__setattr__  # the instance is frozen; this is a part of its making
         derive(self, "quotas", _several(f"{where}: quotas", self.quotas, Quota))
-        _types(where, self, str, ("name", "key_pattern", "endpoint", "tier", "created_at", "updated_at"))
+        _types(
+            where, self, str, ("name", "key_pattern", "endpoint", "tier", "refusal_message", "created_at", "updated_at")
+        )
         _types(where, self, bool, ("shadow", "enabled", "reset_on_change"))
         for name in ("methods", "replaces"):
             value = getattr(self, name)

@@ -65,6 +65,10 @@ class _Asking:
         """Return what is answered for a rule while the service is away."""
         return self._verbs.fallback.mode_of(rule_id)
 
+    def refusal_of(self, rule_id: str) -> tuple[int, str]:
+        """Return the status and the message of a rule's refusals, as the rules of the service were last had."""
+        return self._verbs.fallback.refusal_of(rule_id)
+
     def _pending(self, step: Sequence[Question], answer: Callable[[], Any]) -> list[OpenQuestion]:
         """Return questions that are to be asked; one that cannot be written down is answered already, by the error."""
         return [self._open(each, self._settings.timeout, answer()) for each in step]

@@ -68,6 +68,10 @@ class ServiceFallback:
         """Return what is answered for a rule while the service is away."""
         return self._verbs.mode_of(rule_id) if self._verbs is not None else self._settings.mode
 
+    def refusal_of(self, rule_id: str) -> tuple[int, str]:
+        """Return the status and the message of a rule's refusals; before the rules are known, the usual ones."""
+        return self._verbs.refusal_of(rule_id) if self._verbs is not None else (429, "")
+
     def saw(self, ruling: Ruling, request: Request) -> None:
         """Note what the service has decided."""
         verbs, decision = self._verbs, ruling.decision

@@ -28,7 +28,16 @@ from headgate.web.headers import (
     policy_names,
 )
 from headgate.web.identity import Identifier, Identity
-from headgate.web.problem import NOT_ADMITTED, LimitTexts, ProblemDocument, exceeded, of_status, prepare, reduced
+from headgate.web.problem import (
+    NOT_ADMITTED,
+    LimitTexts,
+    ProblemDocument,
+    exceeded,
+    of_status,
+    prepare,
+    reduced,
+    reworded,
+)
 
 Field = TypeVar("Field")
 MOST_ANSWERS = 1024
@@ -59,7 +68,7 @@ class ClientAnswers(Generic[Field]):
     """
 
     def __init__(self, engine: AsyncEngine, headers: ResponseHeaders, spelling: Spelling[Field]) -> None:
-        self._mode_of = engine.mode_of
+        self._mode_of, self._refusal_of = engine.mode_of, engine.refusal_of
         self._writer = HeaderWriter(headers, spelling)
         self._prepared = Prepared(self._prepare)
         self._no_store = spelling("Cache-Control")("no-store")
@@ -94,7 +103,8 @@ class ClientAnswers(Generic[Field]):
             decision.delay_us,
         )
         about = decision.allowed, decision.remaining, decision.state, decision.degraded and self._is_ours(ruling)
-        key = id(limit), times, about, decision.degraded
+        own = None if decision.allowed else self._refusal_of(ruling.rule_id)
+        key = id(limit), times, about, decision.degraded, own
         known = self._known.get(key)
         if known is None:
             known = self._known.keep(key, (limit, self._written(ruling, decision, (limit,), reset_at)))
@@ -112,8 +122,12 @@ class ClientAnswers(Generic[Field]):
         fields = self._writer.write(shown, few[shown.index][0], reset_at, listed)
         if ruling.allowed:
             return ClientAnswer(fields)
-        status, write = (503, reduced) if self._is_ours(ruling) else (429, exceeded)
-        return ClientAnswer(fields, ProblemDocument(status, write(decision, [limit[1] for limit in limits])))
+        texts = [limit[1] for limit in limits]
+        if self._is_ours(ruling):
+            return ClientAnswer(fields, ProblemDocument(503, reduced(decision, texts)))
+        status, message = self._refusal_of(ruling.rule_id)
+        document = reworded(exceeded(decision, texts), status, message)
+        return ClientAnswer(fields, ProblemDocument(status, document))
 
     def _is_ours(self, ruling: Ruling) -> bool:
         """Whether a refusal is due to the store, under a mode that refuses then: nobody's fault but ours."""

@@ -100,6 +100,15 @@ def exceeded(decision: Decision, limits: Sequence[LimitTexts], instance: str = "
     return deciding % (wait, told, b",".join(violated), left, wait, degraded, b",".join(states))
 
 
+def reworded(document: bytes, status: int, message: str) -> bytes:
+    """Return the body of a refused decision, as `exceeded` makes it, with a rule's own status and message."""
+    if status == _TOO_MANY_REQUESTS and not message:
+        return document
+    usual, opening, rest = document.partition(_TYPE)
+    detail = _json(plain(message)) if message else usual.partition(_DETAIL)[2]
+    return b'{"status":%d,"title":"Quota Exceeded"%b%b%b%b' % (status, _DETAIL, detail, opening, rest)
+
+
 def reduced(decision: Decision, limits: Sequence[LimitTexts], instance: str = "") -> bytes:
     """Return the body of a refusal that is not the client's doing, 503; `limits` are those of it, prepared."""
     seconds = retry_after_s(decision)
@@ -200,6 +209,8 @@ def _json(value: str | _Document) -> bytes:
 
 _ENCODER = msgspec.json.Encoder()
 _MARKUP = ((b"<", b"\\u003c"), (b">", b"\\u003e"), (b"&", b"\\u0026"))
+_DETAIL, _TYPE = b',"detail":', b',"type":"'
+"""Neither is within a text of JSON, which has no bare quotes."""
 _REFUSAL = (
     b'{"status":429,"title":"Quota Exceeded","detail":<detail>%b s.","type":"'
     + QUOTA_EXCEEDED.encode()

@@ -26,6 +26,8 @@ rules:
   - {id: per-key, dimension: apikey, limit: 20, window: 365d, algorithm: fixed_window}
   - {id: orders, dimension: user, when: {service: orders}, methods: [POST], limit: 2, window: 365d,
      algorithm: fixed_window}
+  - {id: elsewhere, dimension: ip, endpoint: /elsewhere, limit: 1, window: 365d, algorithm: fixed_window,
+     refusal_status: 451, refusal_message: Not where you are.}
 tiers:
   pro: {per-user: {limit: 50}}
 """
@@ -65,6 +67,12 @@ def test_a_request_without_credentials_passes_as_its_address(asking: Envoy) -> N
     assert reply.headers["x-ratelimit-limit"] == "1000"
     assert upstream_saw(asking) == {}
     asking.logged("GET 200 outcome=allowed rule=per-address user=- apikey=- ip=127.0.0.1")
+
+
+def test_a_rule_has_a_status_and_a_message_of_its_own(asking: Envoy) -> None:
+    replies = [asking.get("/elsewhere") for _ in range(2)]
+    assert [reply.status for reply in replies] == [200, 451]
+    assert json.loads(replies[1].body)["detail"] == "Not where you are."
 
 
 def test_a_call_beyond_its_limit_is_told_so_in_words_of_grpc(asking: Envoy) -> None:

@@ -18,6 +18,7 @@ limits                  what each limit says: rule_id, allowed, limit, remaining
 shadow                  the same of the limits of shadow rules, which refuse nothing
 unmatched_principals    names of principals that no rule and no list knows: nothing limits by them
 charge                  if that was asked for: what names the cost that was taken, for a refund; empty if none was
+refusal                 of a refusal by a rule with its own status or message: both of them, the message perhaps empty
 exact                   if that was asked for: the ruling to the microsecond; see `headgate.engine.written`
 ======================  =====================================================================================
 
@@ -29,6 +30,7 @@ before the decision: with a later time, the end of a fixed window would seem to 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -45,6 +47,8 @@ from headgate.web.headers import MOST_PREPARED, MOST_SHOWN, HeaderWriter, Number
 
 MOST_ANSWERS = 2048
 """Answers that are remembered, each about `MOST_SHOWN` limits at most."""
+USUAL = 429, ""
+"""The status and the message of refusals by rules that have none of their own."""
 JSON = (b"content-type", b"application/json")
 _JSON_LINE = b"content-type: application/json\r\n"
 _LINES = _JSON_LINE + b"x-ratelimit-limit: %b\r\nx-ratelimit-remaining: %d\r\nx-ratelimit-reset: %b\r\n"
@@ -74,9 +78,13 @@ class CheckAnswers:
 
     Args:
         reset_format: of X-RateLimit-Reset, see `ResponseHeaders`.
+        refusal_of: returns the status and the message of a rule's refusals.
     """
 
-    def __init__(self, reset_format: str = "epoch") -> None:
+    def __init__(
+        self, reset_format: str = "epoch", refusal_of: Callable[[str], tuple[int, str]] = lambda _: USUAL
+    ) -> None:
+        self._refusal_of = refusal_of
         self._writer = HeaderWriter(ResponseHeaders(ietf="off", reset_format=reset_format), as_line)
         self._is_epoch = reset_format == "epoch"
         self._states = {state: as_line("X-RateLimit-State")(state) for state in Pressure} | {Pressure.NORMAL: b""}
@@ -124,7 +132,10 @@ class CheckAnswers:
                     known = self._known.keep(key, self._decided(ruling, decision, which, limits, reset))
                 response = known
         if refundable or exact or ruling.unmatched_principals:
-            return _with_more(response, ruling, refundable=refundable, exact=exact, seal=seal)
+            response = _with_more(response, ruling, refundable=refundable, exact=exact, seal=seal)
+        if not ruling.allowed and (own := self._refusal_of(ruling.rule_id)) != USUAL:
+            body = b'%b,"refusal":{"status":%d,"message":%b}}' % (response.body[:-1], own[0], _encode(own[1]))
+            return HttpResponse(200, body, response.fields, response.lines)
         return response
 
     def _decided(

@@ -49,7 +49,8 @@ def application(
         others: what answers other paths, whatever the method, such as ``/json``.
         admit_more: asked whether so many questions of a batch beyond the first are let in.
     """
-    checks = Checks(decisions, CheckAnswers(reset_format), timestamps or Timestamps(), admit_more)
+    answers = CheckAnswers(reset_format, decisions.engine.refusal_of)
+    checks = Checks(decisions, answers, timestamps or Timestamps(), admit_more)
     proxies = ForwardChecks(decisions, forward_auth or ForwardAuth())
     health, pages = HealthPages(readiness), MetricsPages(decisions.recorder)
     routes: dict[bytes, tuple[frozenset[bytes] | None, Handler]] = {

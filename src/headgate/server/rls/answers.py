@@ -137,6 +137,7 @@ class _Answers:
         now: int,
         *,
         is_ours: bool = False,
+        message: str = "",
     ) -> RlsAnswer:
         """Return the answer to what limits decided.
 
@@ -149,6 +150,7 @@ class _Answers:
             metadata: encoded.
             now: microseconds since the epoch.
             is_ours: whether a refusal is our own fault.
+            message: what a refusal says; empty: what it always says. (The status is Envoy's business.)
         """
         reset_at = -(-(now + decision.reset_after_us) // SECOND)
         limits: Sequence[LimitPieces] = (limit,)
@@ -162,6 +164,8 @@ class _Answers:
         if not allowed:
             write = problem.reduced if is_ours else problem.exceeded
             document = write(decision, [each.texts for each in limits])
+            if message and not is_ours:
+                document = problem.reworded(document, TOO_MANY_REQUESTS, message)
             pieces += _CONTENT_TYPE, codec.BODY, varint(len(document)), document
         pieces.append(metadata)
         return RlsAnswer(allowed, b"".join(pieces))
@@ -196,11 +200,17 @@ class RuleAnswers(_Answers):
     Args:
         headers: see `_Answers`.
         denies: says of a rule, by its id, whether it denies everything while the store is away.
+        message_of: returns the message of a rule's refusals; empty: the usual one.
     """
 
-    def __init__(self, headers: ResponseHeaders | None, denies: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        headers: ResponseHeaders | None,
+        denies: Callable[[str], bool],
+        message_of: Callable[[str], str] = lambda _: "",
+    ) -> None:
         super().__init__(headers, lambda quota: quota.capacity, lambda rule_id, state: rule_id + _STATES[state])
-        self._denies = denies
+        self._denies, self._message_of = denies, message_of
         self._known = BoundedCache[tuple[object, ...], tuple[object, RlsAnswer]](MOST_ANSWERS)
         """With the decisions, so that no other quota gets the identity of one of theirs."""
 
@@ -225,6 +235,8 @@ class RuleAnswers(_Answers):
                 said += ruling.verdict, ruling.allowed
                 continue
             said += _said_of(each, now)
+            if not each.allowed:
+                said.append(self._message_of(ruling.rule_id))
             if each.degraded:
                 said.append(self._denies(ruling.rule_id))
         if len(rulings) > 1:
@@ -266,7 +278,8 @@ class RuleAnswers(_Answers):
                 more += entry("delay", decision.delay_us / SECOND)
             metadata = codec.metadata(more)
         is_ours = not allowed and decision.degraded != "" and self._denies(rule_id)
-        return self._decided(allowed, statuses, decision, names, limit, metadata, now, is_ours=is_ours)
+        message = "" if allowed else self._message_of(rule_id)
+        return self._decided(allowed, statuses, decision, names, limit, metadata, now, is_ours=is_ours, message=message)
 
     def unacceptable(self, problems: Sequence[str]) -> RlsAnswer:
         """Return the refusal of what cannot be matched with rules: for each descriptor, what is wrong, or nothing."""

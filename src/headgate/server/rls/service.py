@@ -105,7 +105,7 @@ class RateLimitService:
         self.recorder = recorder
         self._mapper = Mapper(trust_tier=trust_tier, identifier=identifier)
         self._count_refused, self._admit_more = count_refused, admit_more
-        self._by_rules = RuleAnswers(headers, self._denies)
+        self._by_rules = RuleAnswers(headers, self._denies, self._message_of)
         denies = trees is not None and trees.mode is Mode.DENY
         self._by_trees = TreeAnswers(headers, denies=denies, with_metadata=metadata)
         self._with_metadata = metadata
@@ -297,6 +297,10 @@ class RateLimitService:
     def _denies(self, rule_id: str) -> bool:
         """Whether a rule denies everything while the store is away."""
         return self._decisions is not None and self._decisions.engine.mode_of(rule_id) is Mode.DENY
+
+    def _message_of(self, rule_id: str) -> str:
+        """Return the message of a rule's refusals."""
+        return "" if self._decisions is None else self._decisions.engine.refusal_of(rule_id)[1]
 
 
 def _overriding(domain: str, descriptor: Descriptor, override: Override) -> Limits:
