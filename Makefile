@@ -7,6 +7,7 @@
 # make manifest lock   renew deploy/kubernetes.yaml from the Helm chart, and the versions that the image installs
 # make release  build the packages, and check them as PyPI and a user would
 PYTHON ?= python3
+COMMA := ,
 VENV := .venv
 BIN := $(VENV)/bin
 # How many files of tests run at the same time, in the order of tests/conftest.py: those that take longest first.
@@ -37,6 +38,13 @@ define packages
   echo "installing $(strip $1) ..."; \
   said=$$({ apt-get update $(PATIENTLY) && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive $$get -y $(PATIENTLY); } 2>&1) || \
     { echo "$$said" >&2; exit 1; }; }
+endef
+
+# $(call watched,TEXT,COMMAND): says what takes long, and every ten seconds that it goes on.
+define watched
+@echo "$1 ..."; \
+  { while sleep 10 >/dev/null 2>&1; do past=$$((past + 10)); echo "$1 ... $$past s"; done; } & \
+  watch=$$!; $2; code=$$?; kill $$watch; exit $$code
 endef
 
 # An environment of another Python than the one that is asked for, or of one that is gone, is made anew; but not where the
@@ -144,17 +152,15 @@ $(BIN)/python:
 	@$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
 
 $(VENV)/.serve: pyproject.toml | $(BIN)/python
-	@echo "installing headgate ..."
-	@$(BIN)/pip install --quiet --editable '.[admin]'
+	$(call watched,installing headgate,$(BIN)/pip install --quiet --editable '.[admin]')
 	@touch $@
 
 $(VENV)/.gateway: pyproject.toml | $(BIN)/python
-	@echo "installing headgate and its gateway ..."
-	@$(BIN)/pip install --quiet --editable '.[gateway]'
+	$(call watched,installing headgate and its gateway,$(BIN)/pip install --quiet --editable '.[gateway]')
 	@touch $@
 
 # What is used is compiled when it is first used: most never is.
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	@echo "installing headgate and what its tests need ..."
-	@$(BIN)/pip install --quiet --no-compile --editable '.[admin,sdk]' --group test --group bench --group docs
+	$(call watched,installing headgate and what its tests need,$(BIN)/pip install --quiet --no-compile \
+	  --editable '.[admin$(COMMA)sdk]' --group test --group bench --group docs)
 	@touch $@ $(VENV)/.serve $(VENV)/.gateway

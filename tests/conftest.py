@@ -30,6 +30,8 @@ if (
 ):  # in the background of a shell; what tests start would ignore it too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ["HEADGATE_PROGRESS"] = "off"  # on a busy machine anything may take long, and what is quick says nothing
+
 ROOT = Path(__file__).parents[1]
 LONGEST_FIRST = (
     "tests/stores/redis/test_topology_faults.py",

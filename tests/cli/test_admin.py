@@ -165,8 +165,8 @@ def test_a_file_that_was_just_got_differs_in_nothing(operator: Operator, tmp_pat
     file.write_text(f"{file.read_text()}\nusers: {{}}\n")
     assert operator.run("rules", "diff", str(file)) == "no difference\n", "what has an end is not for files"
     ended = ("rules", "apply", str(file), "--replace-users")
-    assert "would delete 1 user\n1 changes" in operator.run(*ended, "--dry-run")
-    assert "deleted 1 user\n1 changes" in operator.run(*ended, "--yes")
+    assert "would delete 1 user\n1 change," in operator.run(*ended, "--dry-run")
+    assert "deleted 1 user\n1 change," in operator.run(*ended, "--yes")
 
 
 def test_an_override_is_shown_with_the_limits_that_it_makes(operator: Operator) -> None:
@@ -296,3 +296,18 @@ def test_a_database_that_is_not_there_is_not_made(
     assert main([*words, *option, f"sqlite:///{tmp_path}/typo.db"]) == 2
     assert "there is no such file" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_many_users_are_applied_read_and_compared(operator: Operator, tmp_path: Path) -> None:
+    """More than fits into 1 MiB of an answer; summaries stay short."""
+    many, back = tmp_path / "many.yaml", tmp_path / "back.yaml"
+    users = "".join(f"  user-{number}-{'x' * 400}: {{tier: premium}}\n" for number in range(4000))
+    many.write_text("version: 1\ntiers: {premium: {}}\nusers:\n" + users)
+    said = operator.run("rules", "apply", str(many), "--yes").splitlines()
+    assert len(said) < 30
+    assert said[-2].endswith("4,000 users")
+    assert said[-1].startswith("4,001 changes, revision ")
+    assert operator.run("rules", "get", "--output", str(back)) == ""
+    assert back.stat().st_size > 1 << 20
+    assert operator.run("rules", "diff", str(back)) == "no difference\n"
+    assert len(operator.run("rules", "apply", str(back), "--yes", "--all").splitlines()) == 1

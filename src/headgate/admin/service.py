@@ -145,11 +145,18 @@ class AdminService:
             await self.rules.change([Operation(kind, name, None, expected)], actor)
 
     async def apply(
-        self, text: str, actor: Actor, expected: int | None = None, *, dry_run: bool, replace_users: bool = False
+        self,
+        text: str,
+        actor: Actor,
+        expected: int | None = None,
+        *,
+        dry_run: bool,
+        replace_users: bool = False,
+        most: int | None = None,
     ) -> dict[str, Any]:
         """Let what a rules file has be in force; says what that changes, and, if it is tried, how much that is used.
 
-        See `Catalog.apply` for what stays as it is.
+        See `Catalog.apply` for what stays as it is, and `Changed.to_data` for `most`.
         """
         with _without_collections():
             loaded = await asyncio.to_thread(read_apart, text)
@@ -158,39 +165,50 @@ class AdminService:
             changed = await self.rules.apply(
                 wanted, actor, dry_run=dry_run, expected=expected, sections=sections, replace_users=replace_users
             )
-            differences = [
-                {"kind": kind, "id": name, "action": action, "before": before, "after": after}
-                for action, kind, name, before, after in changed.entries
-            ]
+            answer = changed.to_data(dry_run=dry_run, most=most)
             if dry_run and self._database is not None:
                 kept = {name: present[name] for name in present.keys() - sections - {"version", "users"}}
                 data = {**to_data(wanted), "users": {}, **kept}
                 wanted = await asyncio.to_thread(from_data, data)
-                await self._say_whom_it_touches(self._database, differences, present, wanted)
-        return {"revision": changed.revision, "dry_run": dry_run, "changes": differences}
+                rules = {each.subject for each in changed.entries if each.kind == ObjectKind.RULE}
+                await self._say_whom_it_touches(self._database, answer["changes"], rules, present, wanted)
+        return answer
 
     async def _say_whom_it_touches(
-        self, database: Database, differences: list[dict[str, Any]], present: dict[str, Any], wanted: Ruleset
+        self,
+        database: Database,
+        differences: list[dict[str, Any]],
+        changed: set[str],
+        present: dict[str, Any],
+        wanted: Ruleset,
     ) -> None:
-        """Add to changes of rules and tiers how often they decide, and what their other limits would have refused."""
+        """Add to changes of rules and tiers how often they decide, and what their other limits would have refused.
+
+        What happens to limits of the rules that are `changed` is said of the rules, not of tiers.
+        """
         before = await asyncio.to_thread(from_data, {**present, "users": {}})
         limits = what_if.changes_between(before, wanted)
-        rules = {each["id"] for each in differences if each["kind"] == ObjectKind.RULE}
+        of_rule: dict[str, list[what_if.LimitChange]] = {}
+        of_tier: dict[str, list[what_if.LimitChange]] = {}
+        for (tier, rule), found in limits.items():
+            of_rule.setdefault(rule, []).extend(found)
+            if rule not in changed:
+                of_tier.setdefault(tier, []).extend(found)
         quotas = {rule.id: rule.quotas for rule in wanted.rules}
         now = epoch_us()
         async with database.reading() as connection:
+            rules = {each["id"] for each in differences if each["kind"] == ObjectKind.RULE}
             used = await usage.totals(connection, rules, now - DAY_US)
             for each in differences:
                 if each["kind"] == ObjectKind.RULE:
                     each["last_day"] = used[each["id"]]
                     each["not_counted"] = what_if.not_counted(quotas.get(each["id"], ()))
-                    changed = [change for (_, rule), found in limits.items() if rule == each["id"] for change in found]
+                    moved = of_rule.get(each["id"], ())
                 elif each["kind"] == ObjectKind.TIER:
-                    own = {key: found for key, found in limits.items() if key[0] == each["id"] and key[1] not in rules}
-                    changed = [change for found in own.values() for change in found]
+                    moved = of_tier.get(each["id"], ())
                 else:
                     continue
-                once = {(change.rule, change.in_force, change.quota): change for change in changed}
+                once = {(change.rule, change.in_force, change.quota): change for change in moved}
                 each["what_if"] = [
                     self._with_hot_keys(await change.answer(connection, now - _WEEK_US, now))
                     for change in once.values()

@@ -52,6 +52,22 @@ class Changed(NamedTuple):
     entries: tuple[audit.AuditEntry, ...]
     """What it changed; empty if everything was so already."""
 
+    def to_data(self, *, dry_run: bool, most: int | None = None) -> dict[str, Any]:
+        """Return it as an answer: the numbers of what was created, updated and deleted, and the first `most` changes.
+
+        Deletions come before others; without `most`, all are there.
+        """
+        counts: dict[str, dict[str, int]] = {}
+        for each in self.entries:
+            of_kind = counts.setdefault(each.action, {})
+            of_kind[str(each.kind)] = of_kind.get(str(each.kind), 0) + 1
+        listed = sorted(self.entries, key=lambda each: each.action != "delete")[:most]
+        changes = [
+            {"kind": kind, "id": name, "action": action, "before": before, "after": after}
+            for action, kind, name, before, after in listed
+        ]
+        return {"revision": self.revision, "dry_run": dry_run, "counts": counts, "changes": changes}
+
 
 _Found = dict[tuple[ObjectKind, str], Stored]
 

@@ -9,7 +9,7 @@ import os
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
@@ -21,6 +21,7 @@ from headgate.core.numbers import printable
 
 if TYPE_CHECKING:
     from headgate.admin.database import Database
+    from headgate.cli.progress import Progress
     from headgate.sdk.settings import NodeAddress
 
 ADMIN_URL = "http://127.0.0.1:8082"
@@ -30,14 +31,17 @@ KEY = (
     "begins with a new database."
 )
 _PAGE = 1000
-_MOST_BYTES = 1_048_576
+_MOST_BYTES = 1 << 28
+_AT_ONCE = 1 << 16
 PORTS = {"http": 80, "https": 443}
 """Of the schemes, where an address has none."""
 T = TypeVar("T")
 Json = dict[str, Any]
 
 
-def add_admin_options(parser: argparse.ArgumentParser, *, changes: bool = False, database: bool = False) -> None:
+def add_admin_options(
+    parser: argparse.ArgumentParser, *, changes: bool = False, database: bool = False, seconds: float = 30.0
+) -> None:
     """Add the options that say which admin plane is asked, or if that is possible, on which `database` it is done.
 
     A command that changes something may be given a reason.
@@ -49,7 +53,9 @@ def add_admin_options(parser: argparse.ArgumentParser, *, changes: bool = False,
     plane = parser.add_argument_group("the admin plane", "It wants a key, which is read from HEADGATE_ADMIN_KEY.")
     plane.add_argument("--url", default=known, help="where it is; or HEADGATE_ADMIN_URL [%(default)s]")
     plane.add_argument("--ca", metavar="FILE", help="trust the authorities in this file (PEM)")
-    plane.add_argument("--timeout", metavar="SECONDS", type=float, default=30.0, help="seconds to wait [%(default)g]")
+    plane.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=seconds, help="seconds to wait [%(default)g]"
+    )
     if database:
         plane.add_argument(
             "--database",
@@ -68,10 +74,11 @@ def call(
     raw: str | None = None,
     query: dict[str, Any] | None = None,
     expected: int | None = None,
+    progress: Progress | None = None,
 ) -> Any:
     """Ask the admin plane that the arguments name; returns what it answers. Raises NoAnswer.
 
-    What is changed is refused unless it is of the version that is `expected`.
+    What is changed is refused unless it is of the version that is `expected`. `progress` learns how much has come.
     """
     from headgate.sdk.settings import Credentials, endpoint_of  # noqa: PLC0415  slow to load
 
@@ -94,7 +101,7 @@ def call(
     given = {name: value for name, value in (query or {}).items() if value not in {"", None}}
     where = f"{API}{path}?{urlencode(given)}" if given else f"{API}{path}"
     tls = credentials.context() if target.is_tls else None
-    status, answer = exchanged(target, method, where, content, headers, tls, arguments.timeout)
+    status, answer = exchanged(target, method, where, content, headers, tls, arguments.timeout, progress)
     if status == 204:
         return None
     return msgspec.json.decode(answer) if not where.startswith(f"{API}/export") else answer.decode()
@@ -123,6 +130,7 @@ def exchanged(  # noqa: PLR0917  as many as a request has
     headers: dict[str, str],
     tls: ssl.SSLContext | None,
     timeout: float,
+    progress: Progress | None = None,
 ) -> tuple[int, bytes]:
     """Send a request, and return the status and body of an answer that is not a problem. Raises NoAnswer."""
     if tls is None:
@@ -136,9 +144,9 @@ def exchanged(  # noqa: PLR0917  as many as a request has
             raise NoAnswer(unreachable(target, error)) from None
         connection.request(method, path, content, headers)
         response = connection.getresponse()
-        body = response.read(_MOST_BYTES)
+        body = _body_of(response, progress)
         if response.length:
-            raise NoAnswer(f"{target.place} hung up, or says more than an answer has")
+            raise NoAnswer(f"{target.place} hung up, or its answer has more than {_MOST_BYTES:,} bytes")
     except TimeoutError:
         raise NoAnswer(f"{target.place} does not answer within {timeout:g} s") from None
     except (OSError, HTTPException) as error:
@@ -149,6 +157,18 @@ def exchanged(  # noqa: PLR0917  as many as a request has
     if response.status not in {200, 201, 204}:
         raise NoAnswer(_refusal(target, response.status, body, response.headers.get("retry-after", "")))
     return response.status, body
+
+
+def _body_of(response: HTTPResponse, progress: Progress | None) -> bytes:
+    """Return the body of a response, up to a bound."""
+    if progress is not None:
+        progress.total = response.length or 0
+    body = bytearray()
+    while len(body) < _MOST_BYTES and (part := response.read(_AT_ONCE)):
+        body += part
+        if progress is not None:
+            progress.done = len(body)
+    return bytes(body)
 
 
 class _Wrong(msgspec.Struct, frozen=True):

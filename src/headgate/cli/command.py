@@ -47,7 +47,7 @@ class Terminal:
 
     def say_json(self, data: Any) -> None:
         """Write data as JSON, for programs."""
-        self.say(json.dumps(data, indent=2))
+        self.out.write(as_json(data))
 
     def say_table(self, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Write lines under a head, each cell below the others of its column; None is an empty one."""
@@ -162,6 +162,11 @@ def open_standard_streams() -> None:
 def coloured(text: str, style: str) -> str:
     """Return `text` between the codes of a style."""
     return f"\033[{_STYLES[style]}m{text}\033[0m"
+
+
+def as_json(data: Any) -> str:
+    """Return data as JSON, for programs."""
+    return json.dumps(data, indent=2) + "\n"
 
 
 def _encodable(text: str, stream: TextIO) -> str:

@@ -6,10 +6,11 @@ import argparse
 import json
 from typing import Any
 
-from headgate.cli import served_rules
+from headgate.cli import progress, served_rules
 from headgate.cli.admin_client import add_admin_options
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command, add_group
 from headgate.cli.rule_files import checked, explained, for_envoy, problem_data, tell_problems, validated
+from headgate.cli.served_rules import BULK_SECONDS, LISTED
 from headgate.core.numbers import printable
 from headgate.policy.changing import merged
 from headgate.policy.diff import Diff, FieldChange, State, compare
@@ -73,7 +74,8 @@ def add(commands: Commands) -> None:
     about = "a YAML file, or - for the standard input"
     diff.add_argument("old", metavar="OLD", nargs="?", help=f"{about}; default: what the service has")
     diff.add_argument("new", metavar="NEW", help=about)
-    add_admin_options(diff)
+    diff.add_argument("--all", action="store_true", help=f"list all differences, not only the first {LISTED} of a kind")
+    add_admin_options(diff, seconds=BULK_SECONDS)
     served_rules.add_to_rules(actions)
     add_command(
         actions,
@@ -114,7 +116,7 @@ def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
             for line in descriptors.described():
                 terminal.say(printable(line))
         return OK
-    ruleset = _ruleset(arguments.file, arguments)
+    ruleset = _ruleset(arguments.file, arguments, terminal)
     if arguments.json:
         terminal.say_json(rules_data(ruleset))
     else:
@@ -122,23 +124,25 @@ def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
     return OK
 
 
-def _ruleset(file: str | None, arguments: argparse.Namespace) -> Ruleset:
+def _ruleset(file: str | None, arguments: argparse.Namespace, terminal: Terminal) -> Ruleset:
     """Return the rules of a file or, if none is named, those that the service has in force."""
-    return checked(file).ruleset if file else served_rules.in_force(arguments)
+    return checked(file).ruleset if file else served_rules.in_force(arguments, terminal)
 
 
 def _diff(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    loaded = checked(arguments.new)
-    old, new = _ruleset(arguments.old, arguments), loaded.ruleset
-    if not arguments.old:  # what an apply would leave alone is no difference
-        present = rules_data(old)
-        wanted = merged(rules_data(new), present, loaded.sections)
-        new = new if wanted == rules_data(new) else from_data(wanted, name=arguments.new)
-    diff = compare(old, new)
+    with progress.shown(terminal, f"checking {arguments.new}"):
+        loaded = checked(arguments.new)
+    old, new = _ruleset(arguments.old, arguments, terminal), loaded.ruleset
+    with progress.shown(terminal, "comparing"):
+        if not arguments.old:  # what an apply would leave alone is no difference
+            present = rules_data(old)
+            wanted = merged(rules_data(new), present, loaded.sections)
+            new = new if wanted == rules_data(new) else from_data(wanted, name=arguments.new)
+        diff = compare(old, new)
     if arguments.json:
         terminal.say_json(diff.to_data())
     else:
-        _tell_diff(diff, terminal)
+        _tell_diff(diff, terminal, most=None if arguments.all else LISTED)
     return OK if diff.same else NO
 
 
@@ -176,30 +180,32 @@ def _row(rule: Rule, note: str = "") -> tuple[str, ...]:
     return rule.id, rule.dimension, rule.endpoint, asked, limit, ", ".join(part for part in notes if part)
 
 
-def _tell_diff(diff: Diff, terminal: Terminal) -> None:
-    """Write what came, what went, and what changed from what to what."""
+def _tell_diff(diff: Diff, terminal: Terminal, *, most: int | None) -> None:
+    """Write what came, what went, and what changed from what to what; at most so many of each kind."""
     if diff.same:
         terminal.say("no difference")
         return
     for sign, colour, rules in (("-", "red", diff.removed), ("+", "green", diff.added)):
-        for rule in rules:
+        for rule in rules[:most]:
             quotas = "; ".join(map(str, rule.quotas))
             terminal.say(terminal.styled(f"{sign} rule {rule.id}: {quotas} by {rule.dimension}", colour))
-    for change in diff.changed:
+    for change in diff.changed[:most]:
         terminal.say(terminal.styled(f"~ rule {change.id}", "cyan"))
         for field in change.fields:
             terminal.say(f"    {_line(field)}")
         told, colour = _FATES[change.state]
         because = f" ({change.because})" if change.because else ""
         terminal.say(terminal.styled(f"    {told}{because}", colour))
-    for field in diff.others:
+    for field in diff.others[:most]:
         sign = "+" if field.before is None else "-" if field.after is None else "~"
         terminal.say(f"{sign} {_line(field)}")
         if field.state in {State.PARTLY, State.AFRESH}:
             told, colour = _FATES[field.state]
             terminal.say(terminal.styled(f"    {told}", colour))
     count = len(diff.added), len(diff.removed), len(diff.changed), len(diff.others)
-    terminal.say("\nrules: {} added, {} removed, {} changed; other changes: {}".format(*count))
+    if most is not None and max(count) > most:
+        terminal.say(f"... of each kind the first {most} are shown; --all lists all")
+    terminal.say("\nrules: {:,} added, {:,} removed, {:,} changed; other changes: {:,}".format(*count))
 
 
 def _line(change: FieldChange) -> str:

@@ -48,7 +48,9 @@ def _groups() -> Mapping[str, list[Option]]:
 
 GROUPS = _groups()
 """All options, as `Settings` declares them, by what they are shown under."""
-OTHER_VARIABLES = frozenset({"HEADGATE_URL", "HEADGATE_CALLER_KEY", "HEADGATE_ADMIN_KEY", "HEADGATE_ADMIN_URL"})
+OTHER_VARIABLES = frozenset(
+    {"HEADGATE_URL", "HEADGATE_CALLER_KEY", "HEADGATE_ADMIN_KEY", "HEADGATE_ADMIN_URL", "HEADGATE_PROGRESS"}
+)
 """What other commands read."""
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _SWITCHES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
 
+from headgate.cli import progress
 from headgate.cli.admin_client import (
     Json,
     add_admin_options,
@@ -21,18 +22,23 @@ from headgate.cli.admin_client import (
     paged,
     told,
 )
-from headgate.cli.command import NO, OK, Commands, Terminal, add_command
+from headgate.cli.command import NO, OK, Commands, Terminal, add_command, as_json
 from headgate.cli.rule_files import checked_text, explained
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.policy.loading import load
 from headgate.policy.model import Ruleset
+from headgate.policy.snapshot import replace_file
 from headgate.policy.times import length_of
 
 if TYPE_CHECKING:
     from headgate.admin.database import Database
 
 _DAY_US = 86_400_000_000
+BULK_SECONDS = 600.0
+"""How long what may be about 100,000 users waits for an answer."""
+LISTED = 20
+"""Changes that are listed, if all are not asked for."""
 
 
 def add_to_rules(actions: Commands) -> None:
@@ -42,10 +48,13 @@ def add_to_rules(actions: Commands) -> None:
         "get",
         _get_rule,
         "show a rule that is in force, or all of them as a file",
-        examples="headgate rules get orders-user\nheadgate rules get > rules.yaml",
+        examples="headgate rules get orders-user\nheadgate rules get > rules.yaml\n"
+        "headgate rules get --output rules.yaml   # replaces the file when all of it has come",
     )
     get.add_argument("id", metavar="ID", nargs="?", default="", help="the id of a rule; default: all, as a file")
-    add_admin_options(get)
+    about = "write to this file, which is replaced when all has come; it stays as it is when something fails"
+    get.add_argument("-o", "--output", metavar="FILE", default="", help=about)
+    add_admin_options(get, seconds=BULK_SECONDS)
     apply = add_command(
         actions,
         "apply",
@@ -61,7 +70,8 @@ def add_to_rules(actions: Commands) -> None:
     about = "overrides with an end that the file does not have end, too"
     apply.add_argument("--replace-users", action="store_true", help=about)
     apply.add_argument("--yes", action="store_true", help="do not ask whether that is really wanted")
-    add_admin_options(apply, changes=True, database=True)
+    apply.add_argument("--all", action="store_true", help=f"list all changes, not only the first {LISTED}")
+    add_admin_options(apply, changes=True, database=True, seconds=BULK_SECONDS)
     delete = add_command(
         actions,
         "delete",
@@ -115,27 +125,42 @@ def add_to_rules(actions: Commands) -> None:
 
 
 def _get_rule(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    if not arguments.id:
-        if arguments.json:
-            terminal.say_json(paged(arguments, "/rules"))
-        else:
-            terminal.out.write(call(arguments, "GET", "/export"))
+    if arguments.id:
+        text = as_json(call(arguments, "GET", f"/rules/{quote(arguments.id, '')}"))
+    elif arguments.json:
+        text = as_json(paged(arguments, "/rules"))
+    else:
+        text = _exported(arguments, terminal)
+    if not arguments.output:
+        terminal.out.write(text)
         return OK
-    terminal.say_json(call(arguments, "GET", f"/rules/{quote(arguments.id, '')}"))
+    try:
+        replace_file(Path(arguments.output), text.encode())
+    except OSError as error:
+        raise UsageError(f"{printable(arguments.output)} cannot be written: {error.strerror}") from None
     return OK
 
 
-def in_force(arguments: argparse.Namespace) -> Ruleset:
+def _exported(arguments: argparse.Namespace, terminal: Terminal) -> str:
+    with progress.shown(terminal, "reading the rules in force", "bytes") as seen:
+        text: str = call(arguments, "GET", "/export", progress=seen)
+    return text
+
+
+def in_force(arguments: argparse.Namespace, terminal: Terminal) -> Ruleset:
     """Return the rules that the admin plane of a service says are in force."""
-    return load(call(arguments, "GET", "/export"), name=arguments.url)
+    return load(_exported(arguments, terminal), name=arguments.url)
 
 
 def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    text, loaded = checked_text(arguments.file)
+    with progress.shown(terminal, f"checking {arguments.file}"):
+        text, loaded = checked_text(arguments.file)
+    size = f"{_counted(len(loaded.ruleset.rules), 'rule')} and {_counted(len(loaded.ruleset.users), 'user')}"
 
     def applied(dry_run: bool, expected: int | None = None) -> Json:  # noqa: FBT001  one of two
         if not arguments.database:
-            query = {"dry_run": "true"} if dry_run else {}
+            query: Json = {} if arguments.all or arguments.json else {"changes": LISTED}
+            query |= {"dry_run": "true"} if dry_run else {}
             query |= {"replace_users": "true"} if arguments.replace_users else {}
             answer: Json = call(arguments, "POST", "/apply", raw=text, query=query, expected=expected)
             return answer
@@ -147,36 +172,54 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
             actor = Actor(operator(), reason=arguments.reason)
             how: Json = {"sections": loaded.sections, "replace_users": arguments.replace_users}
             done = await Catalog(database).apply(loaded.ruleset, actor, dry_run=dry_run, expected=expected, **how)
-            changes = [{"action": each.action, "kind": each.kind, "id": each.subject} for each in done.entries]
-            return {"revision": done.revision, "dry_run": dry_run, "changes": changes}
+            return done.to_data(dry_run=dry_run)
 
         return on_database(arguments.database, work, may_be_new=True)
 
-    planned = applied(dry_run=True)
-    gone = [change for change in planned["changes"] if change["action"] == "delete"]
+    with progress.shown(terminal, f"comparing {size} with those in force"):
+        planned = applied(dry_run=True)
+    gone: dict[str, int] = planned["counts"].get("delete", {})
     seen: int | None = None
     if not arguments.dry_run and gone and not arguments.json:
-        names = ", ".join(f"{change['kind']} {printable(change['id'])}" for change in gone[:10])
-        if not confirmed(arguments, terminal, f"This deletes {len(gone)}: {names}. Go on?"):
+        named = [change for change in planned["changes"] if change["action"] == "delete"][:10]
+        names = ", ".join(f"{change['kind']} {printable(change['id'])}" for change in named)
+        more = ", ..." if len(named) < sum(gone.values()) else ""
+        if not confirmed(arguments, terminal, f"This deletes {sum(gone.values())}: {names}{more}. Go on?"):
             return NO
         seen = None if arguments.yes else planned["revision"] - 1  # what is confirmed is what was shown, and no more
-    answer = planned if arguments.dry_run else applied(dry_run=False, expected=seen)
+    answer = planned
+    if not arguments.dry_run:
+        with progress.shown(terminal, f"applying {size}"):
+            answer = applied(dry_run=False, expected=seen)
     if arguments.json:
         terminal.say_json(answer)
         return OK
-    for change in answer["changes"]:
+    _tell_changes(answer, terminal, most=None if arguments.all else LISTED)
+    return OK
+
+
+def _tell_changes(answer: Json, terminal: Terminal, *, most: int | None) -> None:
+    """Write what an apply changes, or would change: some of it one by one, and all of it as numbers."""
+    for change in answer["changes"][:most]:
         used = ", ".join(f"{count} {outcome}" for outcome, count in sorted(change.get("last_day", {}).items()))
         lately = f" (in the last 24 hours: {used})" if used else ""
         terminal.say(f"{change['action']:<6} {change['kind']} {printable(change['id'])}{lately}")
         for found in change.get("what_if", ()):
             terminal.say(f"       {_told_refused(found)} in the last 7 days")
-    if gone:
-        counts = Counter(change["kind"] for change in gone)
-        numbers = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts.items())
-        terminal.say(f"{'would delete' if arguments.dry_run else 'deleted'} {numbers}")
-    word = "would be " if arguments.dry_run else ""
-    terminal.say(f"{len(answer['changes'])} changes, revision {answer['revision']} {word}in force")
-    return OK
+    total = sum(sum(of_kind.values()) for of_kind in answer["counts"].values())
+    is_cut = most is not None and total > most
+    if is_cut:
+        terminal.say(f"... and {total - len(answer['changes'][:most]):,} more; --all lists them")
+    for action, of_kind in answer["counts"].items():
+        if is_cut or action == "delete":
+            numbers = ", ".join(_counted(count, kind) for kind, count in of_kind.items())
+            terminal.say(f"{f'would {action}' if answer['dry_run'] else f'{action}d'} {numbers}")
+    word = "would be " if answer["dry_run"] else ""
+    terminal.say(f"{_counted(total, 'change')}, revision {answer['revision']} {word}in force")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _delete_rule(arguments: argparse.Namespace, terminal: Terminal) -> int:

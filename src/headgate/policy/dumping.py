@@ -38,7 +38,7 @@ def to_yaml(ruleset: Ruleset) -> str:
     """Return the rules as YAML."""
     yaml = yaml_module()
 
-    class Dumper(yaml.SafeDumper):  # type: ignore[misc, name-defined]
+    class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
         """Puts quotes around all that our reader, or another one, would take for something else than text."""
 
         def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002  equal values are written out

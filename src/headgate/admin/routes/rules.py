@@ -34,6 +34,7 @@ from headgate.policy.dumping import to_yaml
 from headgate.policy.loading import from_data
 from headgate.policy.times import moment_text
 
+Changes = Annotated[int | None, QueryParameter(ge=0, le=10_000_000, description="Changes to list, at most.")]
 Dropped = Annotated[str | None, one_of(("drop",))]
 """What users and tiers change because of something goes with it."""
 
@@ -134,11 +135,16 @@ async def export(admin: Admin) -> Response[str]:
 
 @post("/apply", opt=EDITOR | {"body": "file"}, summary="Apply a whole rules file", status_code=200)
 async def apply_file(
-    admin: Admin, request: JsonRequest, dry_run: FromQuery[bool] = False, replace_users: FromQuery[bool] = False
+    admin: Admin,
+    request: JsonRequest,
+    dry_run: FromQuery[bool] = False,
+    replace_users: FromQuery[bool] = False,
+    changes: Changes = None,
 ) -> Json:
     """Let all that a rules file has, as YAML or JSON, be in force, in one transaction.
 
-    Sections that it does not have stay as they are, and overrides with an end stay unless with `replace_users`.
+    Sections that it does not have stay as they are, and overrides with an end stay unless with `replace_users`. The
+    answer counts all changes, and lists the first `changes` of them, deletions before others; by default all.
 
     With `dry_run` nothing is changed, and the answer says what would be. `If-Match` is the revision that is replaced.
     """
@@ -148,7 +154,7 @@ async def apply_file(
     except UnicodeDecodeError:
         raise UsageError("a rules file is UTF-8 text") from None
     actor, expected = actor_of(request), expected_version(request)
-    return await admin.apply(text, actor, expected, dry_run=dry_run, replace_users=replace_users)
+    return await admin.apply(text, actor, expected, dry_run=dry_run, replace_users=replace_users, most=changes)
 
 
 # Tiers and settings
