@@ -163,6 +163,9 @@ def test_beside_the_service_in_force_headgate_counts_alike_and_clients_notice_no
             metrics = asking.get("/metrics")[1].decode()
             counted = re.findall(r'rule="edge.path_class_search",outcome="(\w+)",domain="edge"\} (\d+)', metrics)
             assert {name: number for name, number in counted if number != "0"} == {passed: "6", refused: "3"}
+        counts = found.admin("/stats?filter=ratelimit").decode()
+        assert "cluster.upstream.ratelimit.headgate.ok: 9" in counts
+        assert "cluster.upstream.ratelimit.over_limit: 3" in counts
 
 
 def test_tokens_that_are_known_after_the_response_are_counted_even_beyond_the_limit() -> None:
