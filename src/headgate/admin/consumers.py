@@ -57,6 +57,8 @@ class Consumer(NamedTuple):
     keys: tuple[ConsumerKey, ...]
 
 
+_MOST_NAMES = 1000
+"""Consumers that are read again one by one, rather than all of them."""
 _TABLE = consumer_keys.c
 _COLUMNS = [_TABLE[name] for name in ConsumerKey._fields]
 
@@ -178,16 +180,44 @@ class Consumers:
         return self._database
 
 
-async def newest_entry(database: Database) -> int:
-    """Return the number of the newest entry of the audit trail. Raises DatabaseError."""
-    async with database.reading() as connection:
-        newest = select(func.coalesce(func.max(trail.c.sequence), 0))
-        return int((await connection.execute(newest)).scalar_one())
+class PublishedKeys:
+    """The keys of consumers that were not revoked, as workers read them: all of them, then what changes.
 
+    Every change of them has an entry in the audit trail, which says whose keys are to be read again.
+    """
 
-async def published(database: Database) -> tuple[SharedKey, ...]:
-    """Return the keys of consumers that were not revoked, as workers read them. Raises DatabaseError."""
-    columns = _TABLE.id, _TABLE.digest, _TABLE.expires_at, _TABLE.consumer, _TABLE.tenant
-    found = select(*columns).where(_TABLE.revoked_at.is_(None)).order_by(_TABLE.id)
-    async with database.reading() as connection:
-        return tuple([SharedKey(*row) for row in await connection.execute(found)])
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._keys: dict[str, list[SharedKey]] = {}
+        self._seen: int | None = None
+        """The last entry that was looked at; None: everything has to be read."""
+
+    def forget(self) -> None:
+        """Read everything the next time: entries may be removed while the database cannot be reached."""
+        self._seen = None
+
+    async def changed(self) -> list[SharedKey] | None:
+        """Return the keys if they are others than before, else None. Raises DatabaseError."""
+        async with self._database.reading() as connection:
+            newest: int = (await connection.execute(select(func.coalesce(func.max(trail.c.sequence), 0)))).scalar_one()
+            if newest == self._seen:
+                return None
+            names: list[str] | None = None
+            if self._seen is not None:
+                entries = trail.c.sequence > self._seen, trail.c.kind == "consumer"
+                found = await connection.execute(select(trail.c.subject).where(*entries).distinct().limit(_MOST_NAMES))
+                names = list(found.scalars())
+            if names is None or len(names) == _MOST_NAMES:
+                names, self._keys = None, {}
+            if names != []:
+                await self._read(connection, names)
+        self._seen = newest
+        return None if names == [] else [key for keys in self._keys.values() for key in keys]
+
+    async def _read(self, connection: AsyncConnection, names: list[str] | None) -> None:
+        columns = _TABLE.id, _TABLE.digest, _TABLE.expires_at, _TABLE.consumer, _TABLE.tenant
+        found = select(*columns).where(_TABLE.revoked_at.is_(None)).order_by(_TABLE.consumer, _TABLE.id)
+        for name in names or ():
+            self._keys.pop(name, None)
+        for row in await connection.execute(found if names is None else found.where(_TABLE.consumer.in_(names))):
+            self._keys.setdefault(row.consumer, []).append(SharedKey(*row))

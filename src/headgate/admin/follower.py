@@ -25,7 +25,7 @@ import msgspec
 from sqlalchemy import delete, insert, select, text, update
 
 from headgate.admin.catalog import Catalog
-from headgate.admin.consumers import newest_entry, published
+from headgate.admin.consumers import PublishedKeys
 from headgate.admin.database import PATIENCE, Database, DatabaseError, DatabaseUnavailable
 from headgate.admin.keys import check_keys
 from headgate.admin.objects import CHANNEL
@@ -76,8 +76,7 @@ class Follower:
         self._writer = SnapshotWriter(folder, self._database.name)
         self._has_followed = False
         self._keys: tuple[SharedKey, ...] | None = None
-        self._audited = -1
-        """The newest entry of the audit trail when consumers were read: each change of their keys makes one."""
+        self._consumers = PublishedKeys(self._database)
         before = read_following(folder)
         self._followed = Following(before.contact, 0, before.error)
         self._status = NodeStatus(secrets.token_hex(8), socket.gethostname()[:255], os.getpid(), epoch_us(), 0, 0, "")
@@ -161,10 +160,10 @@ class Follower:
         if keys != self._keys or not (self._folder / KEYS).exists():
             await asyncio.to_thread(write_keys, self._folder, keys)
             self._keys = keys
-        newest = await newest_entry(self._database)
-        if newest != self._audited or not (self._folder / CONSUMERS).exists():
-            await asyncio.to_thread(write_keys, self._folder, await published(self._database), CONSUMERS)
-            self._audited = newest
+        if not (self._folder / CONSUMERS).exists():
+            self._consumers.forget()
+        if (consumers := await self._consumers.changed()) is not None:
+            await asyncio.to_thread(write_keys, self._folder, consumers, CONSUMERS)
 
     async def _take(self, whole: Whole) -> None:
         await self._check(whole.revision, whole.document)
@@ -183,6 +182,7 @@ class Follower:
         self._note(contact=epoch_us())
 
     def _failed(self, error: Exception) -> None:
+        self._consumers.forget()
         said = str(error).replace("\n", "; ") or type(error).__name__
         if isinstance(error, OSError):
             said = f"{self._folder}: {said}"

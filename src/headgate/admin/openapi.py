@@ -56,9 +56,17 @@ _GIVEN: Json = {
     "explain": {"principal": {"user": "42"}, "endpoint": "/api/v1/orders", "method": "POST", "cost": 1},
     "create_key": {"name": "deploy-bot", "role": "editor", "expires_in": 7776000},
     "rotate_key": {"overlap": 3600},
+    "create_consumer": {"name": "acme", "tier": "premium"},
+    "rotate_consumer": {"overlap": 3600},
 }
 """Examples of bodies, by the name of the route."""
-_PARAMETERS = {"rule_id": "orders-user", "user_id": "42", "name": "premium", "key_id": "4f9a2c81d07b"}
+_PARAMETERS = {
+    "rule_id": "orders-user",
+    "user_id": "42",
+    "name": "premium",
+    "key_id": "4f9a2c81d07b",
+    "consumer_id": "acme",
+}
 
 
 def document_of(app: Litestar) -> Json:

@@ -7,7 +7,7 @@ open the decision plane, are in ``keys.json``; consumers, who call the API that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -35,9 +35,11 @@ class SharedKey(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(tuple[SharedKey, ...]).decode
 
 
-def write_keys(folder: Path, keys: tuple[SharedKey, ...], file: str = KEYS) -> None:
-    """Leave in a folder which keys are accepted. Raises OSError."""
-    replace_file(folder / file, msgspec.json.encode(keys))
+def write_keys(folder: Path, keys: Sequence[SharedKey], file: str = KEYS) -> None:
+    """Leave in a folder which keys are accepted; a file that has them is left alone. Raises OSError."""
+    path, content = folder / file, msgspec.json.encode(keys)
+    if not path.exists() or path.read_bytes() != content:
+        replace_file(path, content)
 
 
 class KeySource:

@@ -204,11 +204,17 @@ def live_identity(settings: Settings) -> Live[Identifier] | None:
     elif usual.api_keys is None:
         return None
 
+    held: dict[str, Holder] = {}  # those of before, since among very many only few are new
+
     def together(of_file: Identifier | None, shared: tuple[SharedKey, ...]) -> Identifier:
         found = of_file or usual
         if found.api_keys is None or not shared:
             return found
-        consumers = {key.digest: Holder(key.consumer, key.consumer, key.tenant) for key in shared}
+        consumers = {
+            key.digest: held.get(key.digest) or Holder(key.consumer, key.consumer, key.tenant) for key in shared
+        }
+        held.clear()
+        held.update(consumers)
         return replace(found, api_keys=replace(found.api_keys, known=consumers | dict(found.api_keys.known)))
 
     both = WithKeys(file, _key_source(settings, CONSUMERS), together)
