@@ -7,6 +7,7 @@ document (RFC 9457). docs/admin.md has an example of every task.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from typing import Any, cast
@@ -75,6 +76,28 @@ def _restored(app: ASGIApp) -> ASGIApp:
     return restored
 
 
+def _waiting(admin: AdminService) -> Callable[[ASGIApp], ASGIApp]:
+    """Return what lets answers about changes wait for the nodes, if the query says so, and name those that lag."""
+
+    def waiting(app: ASGIApp) -> ASGIApp:
+        async def waited(scope: Any, receive: Any, send: Any) -> None:
+            async def answered(message: Any) -> None:
+                patience = scope["state"].get("wait")
+                if patience is not None and message["type"] == "http.response.start" and message["status"] < 300:
+                    revision, late = await admin.behind(patience)
+                    shown = ", ".join(f"{node.host}:{node.process} (revision {node.revision})" for node in late)
+                    fields = {"x-revision": str(revision)} | ({"x-nodes-behind": shown} if late else {})
+                    added = [(name.encode(), value.encode("latin-1", "replace")) for name, value in fields.items()]
+                    message["headers"] = [*message.get("headers", ()), *added]
+                await send(message)
+
+            await app(scope, receive, answered)
+
+        return waited
+
+    return waiting
+
+
 def application(
     admin: AdminService,
     *,
@@ -91,7 +114,7 @@ def application(
         _HANDLERS,
         dependencies={"admin": Provide(lambda: admin, sync_to_thread=False)},
         exception_handlers={Exception: explained},
-        middleware=[_restored],
+        middleware=[_restored, _waiting(admin)],
         openapi_config=None,
         request_class=JsonRequest,
         request_max_body_size=None,  # the gatekeeper's bound is the one that counts

@@ -37,8 +37,8 @@ from headgate.admin.objects import (
     revision_number,
     stored_columns,
     stored_of,
-    without_overrides,
 )
+from headgate.admin.revisions import undoing
 from headgate.admin.tables import changes, epoch_us, overrides, versions
 from headgate.admin.transaction import (
     ORDER,
@@ -49,6 +49,7 @@ from headgate.admin.transaction import (
     document_about,
     ended_overrides,
     uses_of,
+    without_uses,
 )
 from headgate.policy.changing import BodyChange, merged
 from headgate.policy.dumping import to_data
@@ -174,22 +175,14 @@ class Catalog:
         async with self.database.exclusively() as connection:
             found = (await stored_of(connection, kind, [name])).get(name)
             check_version(f"{kind} {name!r:.200}", expected, found.version if found else 0)
-            uses = await uses_of(connection, kind, name, self._now())
+            uses = await uses_of(connection, kind, {name}, self._now())
             dropped = {how: uses.pop(how) for how in (USERS, TIERS) if drop and how in uses}
             if uses:
                 hint = "change these first" if drop else "change these first, or with overrides=drop users and tiers"
                 raise InUse(f"{kind} {name!r:.200}", uses, hint)
-            operations = [Operation(kind, name, None)]
-            for user, stored in (await stored_of(connection, ObjectKind.USER, dropped.get(USERS, ()))).items():
-                if kind is ObjectKind.RULE:
-                    body = without_overrides(stored.body, {name})
-                else:
-                    body = {field: value for field, value in stored.body.items() if field != "tier"} or None
-                operations.append(Operation(ObjectKind.USER, user, body))
-            for tier, stored in (await stored_of(connection, ObjectKind.TIER, dropped.get(TIERS, ()))).items():
-                changed = {rule: change for rule, change in stored.body.items() if rule != name}
-                operations.append(Operation(ObjectKind.TIER, tier, changed))
-            return await Transaction(connection, actor, self._now()).run(operations)
+            gone = {"rules" if kind is ObjectKind.RULE else "of_tiers": {name}}
+            used = await without_uses(connection, dropped.get(USERS, ()), dropped.get(TIERS, ()), **gone)
+            return await Transaction(connection, actor, self._now()).run([Operation(kind, name, None), *used])
 
     async def end_overrides(self) -> None:
         """Take away overrides that have ended. Raises as `change` does."""
@@ -267,3 +260,24 @@ class Catalog:
         if version not in bodies:
             raise UnknownObject(f"{kind} {name!r} has no version {version}")
         return await self.edit(kind, name, lambda _: bodies[version], actor, expected)
+
+    async def undo(
+        self, number: int, actor: Actor, expected: int | None = None, *, force: bool = False, dry_run: bool = False
+    ) -> Changed:
+        """Take back what a revision did; that makes a new one, which can be undone, too.
+
+        Args:
+            number: of the revision.
+            actor: who wants it, and why.
+            expected: the revision that has to be in force; None: any.
+            force: take back also what was changed again later.
+            dry_run: only say what would be changed.
+
+        Raises as `headgate.admin.revisions.undoing` and `change` do.
+        """
+        reason = f"undo of revision {number}" + (f": {actor.reason}" if actor.reason else "")
+        async with self.database.exclusively(dry_run=dry_run) as connection:
+            check_version("what is in force", expected, await revision_number(connection))
+            operations, order = await undoing(connection, number, self._now(), force=force)
+            transaction = Transaction(connection, actor._replace(reason=reason), self._now(), dry_run=dry_run)
+            return await transaction.run(operations, order)

@@ -77,6 +77,7 @@ class Follower:
         self._has_followed = False
         self._keys: tuple[SharedKey, ...] | None = None
         self._consumers = PublishedKeys(self._database)
+        self._has_news = asyncio.Event()
         before = read_following(folder)
         self._followed = Following(before.contact, 0, before.error)
         self._status = NodeStatus(secrets.token_hex(8), socket.gethostname()[:255], os.getpid(), epoch_us(), 0, 0, "")
@@ -178,6 +179,8 @@ class Follower:
         if revision != self.revision or self.error:
             _LOG.info("%s: revision %d is in force", self._database.name, revision)
         self._has_followed = True
+        if (revision, "") != (self.revision, self.error):
+            self._has_news.set()
         self._status = self._status._replace(revision=revision, error="")
         self._note(contact=epoch_us())
 
@@ -189,6 +192,7 @@ class Follower:
         if said != self.error:
             trace = None if isinstance(error, DatabaseError | InvalidRule | OSError) else error
             _LOG.error("revision %d stays in force: %s", self.revision, said, exc_info=trace)
+            self._has_news.set()
         self._status = self._status._replace(error=said)
         self._note(failures=self._followed.failures + 1)
 
@@ -199,11 +203,14 @@ class Follower:
             write_following(self._folder, self._followed)
 
     async def _report(self) -> None:
-        """Say, now and then, which revision this service runs."""
+        """Report which revision this service runs: when that changes, and now and then."""
         while True:
+            self._has_news.clear()
             with suppress(DatabaseError):  # it is said elsewhere that the database is away
                 await _register(self._database, self._status._replace(seen_at=epoch_us()))
-            await asyncio.sleep(REPORT_EVERY)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_EVERY):
+                    await self._has_news.wait()
 
 
 async def nodes_of(database: Database, now: int) -> list[NodeStatus]:

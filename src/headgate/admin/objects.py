@@ -179,6 +179,11 @@ async def revision_number(connection: AsyncConnection) -> int:
     return number
 
 
+async def order_of(connection: AsyncConnection) -> list[str]:
+    """Return the ids of all rules as they follow each other."""
+    return list((await connection.execute(select(rules.c.id).order_by(rules.c.position, rules.c.id))).scalars())
+
+
 async def announce(connection: AsyncConnection, number: int) -> None:
     """Tell all who follow the database that there is something new, as of a revision; on SQLite, they look."""
     if connection.dialect.name == "postgresql":

@@ -8,6 +8,7 @@ from typing import Any
 from litestar import Litestar
 
 from headgate.admin import decision_paths
+from headgate.admin.routes.asking import MERGE_PATCH
 from headgate.admin.schemas import ANSWERS, COMPONENTS, TEXT, WHOLE, Json, form, header, list_of, problems, ref
 from headgate.policy.forms import rules_schema
 
@@ -18,10 +19,10 @@ _ERRORS = {
     404: "It does not exist.",
     408: "The body does not come to its end.",
     405: "The path is asked with another method.",
-    409: "It exists already, is in use, or the rules are in a file.",
+    409: "It exists already, is in use, was changed later, or the rules are in a file.",
     412: "It is of another version by now.",
     413: "The body is too large.",
-    415: "The body is compressed, or encoded in another way.",
+    415: "The body is compressed, or of another kind.",
     429: "This key, or this address, asks too often.",
     503: "The database cannot be asked; decisions go on.",
 }
@@ -32,7 +33,12 @@ _EXAMPLES: Json = {
     "override": {"rule_id": "orders-user", "limit": 5000, "until": "2030-01-01T00:00:00Z"},
     "file": "version: 1\nrules:\n  - {id: orders-user, limit: 100, window: 1m}\n",
 }
-_VERSIONED = ("/rules/", "/tiers/", "/settings/", "/users/", "/apply")
+_PATCHES: Json = {
+    "rule": {"limit": 200, "burst": None},
+    "tier": {"orders-user": {"limit": 2000}},
+    "user": {"tier": "premium", "overrides": {"orders-user": None}},
+}
+_VERSIONED = ("/rules/", "/tiers/", "/settings/", "/users/", "/apply", "/revisions/")
 """Paths of what has versions: changes may say which one they replace."""
 _HEADERS = [
     header("X-Reason", "Why, for the audit trail.", {**TEXT, "maxLength": 1000}),
@@ -43,11 +49,20 @@ _HEADERS = [
     ),
     header("If-None-Match", "`*`: only if it is new.", {"enum": ["*"]}),
 ]
+_WAIT: Json = {
+    "name": "wait",
+    "in": "query",
+    "schema": {**TEXT, "pattern": "^[0-9]+(ms|s|m)$", "description": "a length of time up to 1 minute, such as 5s"},
+    "example": "5s",
+    "description": "Answer once all nodes run the change, or after this time: X-Revision is the revision in force, and "
+    "X-Nodes-Behind names the nodes that do not run it.",
+}
 _PROBLEM = form(
     {"status": WHOLE, "title": TEXT},
     type=TEXT,
     detail=TEXT,
     errors=list_of({"type": "object", "properties": {"pointer": TEXT, "detail": TEXT}}),
+    conflicts=list_of({"type": "object", "properties": {"kind": TEXT, "id": TEXT, "revision": WHOLE}}),
 )
 _GIVEN: Json = {
     "roll_back_rule": {"version": 1},
@@ -61,6 +76,7 @@ _GIVEN: Json = {
 }
 """Examples of bodies, by the name of the route."""
 _PARAMETERS = {
+    "number": 7,
     "rule_id": "orders-user",
     "user_id": "42",
     "name": "premium",
@@ -98,7 +114,14 @@ def document_of(app: Litestar) -> Json:
         for method, operation in item.items():
             if method != "get" and path != "/api/v1/explain":
                 versioned = any(part in path for part in _VERSIONED) and not path.endswith("/reset")
-                operation.setdefault("parameters", []).extend(_HEADERS if versioned else _HEADERS[:1])
+                given = operation.setdefault("parameters", [])
+                given += _HEADERS if versioned else _HEADERS[:1]
+                if versioned or path == "/api/v1/rules":
+                    given.append(_WAIT)
+            if method == "patch":
+                patched = path.split("/")[3][:-1]
+                content = {MERGE_PATCH: {"schema": {"type": "object"}, "example": _PATCHES[patched]}}
+                operation["requestBody"] = {"required": True, "content": content}
             _document(operation, bodies.get((method, path.replace("}", ":str}")), ""))
     found["paths"] |= decision_paths.PATHS
     found["info"] = {"title": "Headgate", "version": version("headgate"), "summary": "Rules, users, keys and audit."}

@@ -15,11 +15,14 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from headgate.core.errors import UsageError
+from headgate.policy.times import length_of
 from headgate.web.problem import shown
 
 Parameters = Mapping[tuple[str, str], Mapping[str, Any]]
 """What is known of each parameter, by its name; by the method and the path of a route."""
 _LONGEST_NAME, _MOST_FAULTS = 64, 20
+_LONGEST_WAIT = 60.0
+"""Seconds for which a change may be waited for."""
 
 
 class InvalidParameters(UsageError):
@@ -64,6 +67,13 @@ async def query_guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRou
             faults.append((name, f"is not {accepted(each['schema'])}"))  # Litestar would read it as not given
         if each.get("required") and name not in given:
             faults.append((name, f"is missing; it is {accepted(each['schema'])}"))
+    if "wait" in known and (waits := given.get("wait")):
+        try:
+            connection.scope["state"]["wait"] = patience = length_of(waits[0]) / 1_000_000
+        except ValueError:
+            patience = _LONGEST_WAIT + 1
+        if patience > _LONGEST_WAIT:
+            faults.append(("wait", f"is not {accepted(known['wait']['schema'])}"))
     if faults:
         raise InvalidParameters(faults)
 

@@ -15,6 +15,7 @@ from litestar.routes import HTTPRoute
 from headgate.admin.database import DatabaseError
 from headgate.admin.objects import InUse, UnknownObject, VersionConflict
 from headgate.admin.parameters import InvalidParameters, taken, unfit
+from headgate.admin.revisions import Superseded
 from headgate.admin.rule_catalogs import RulesInFile
 from headgate.admin.security import BodyTooLarge, BodyTooSlow
 from headgate.core.errors import HeadgateError, UsageError
@@ -22,6 +23,7 @@ from headgate.core.numbers import short
 from headgate.policy.problems import InvalidRules
 from headgate.web.problem import ProblemDocument, bad_request, of_status
 
+_MOST_CONFLICTS = 1000
 _LOG = logging.getLogger("headgate.admin")
 
 
@@ -44,9 +46,10 @@ def problem_of(error: Exception, *, is_conditional: bool = False) -> ProblemDocu
         return bad_request("the rules would not be acceptable; nothing was changed", faults)
     if isinstance(error, VersionConflict):
         return of_status(412 if error.expected or is_conditional else 409, str(error))
+    conflicts = error.conflicts[:_MOST_CONFLICTS] if isinstance(error, Superseded) else ()
     for kind, status in _STATUSES:
         if isinstance(error, kind):
-            return of_status(status, _public(error))
+            return of_status(status, _public(error), conflicts=[each._asdict() for each in conflicts])
     if isinstance(error, ValidationException) and isinstance(error.extra, list):
         found = [each for each in error.extra if isinstance(each, dict)]
         faults = tuple((_place(str(each.get("key", ""))), str(each.get("message", ""))) for each in found[:100])
@@ -74,6 +77,7 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (RecursionError, 400),
     (UnknownObject, 404),
     (InUse, 409),
+    (Superseded, 409),
     (RulesInFile, 409),
     (DatabaseError, 503),
     (UsageError, 400),

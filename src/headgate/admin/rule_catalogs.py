@@ -68,7 +68,7 @@ class FileRules:
         """Refuse, with RulesInFile."""
         raise RulesInFile(self._path)
 
-    edit = apply = delete = roll_back = change
+    edit = apply = delete = roll_back = undo = change
 
     def _bodies(self, kind: ObjectKind) -> dict[str, Any]:
         document = to_data(self._ruleset())

@@ -183,7 +183,7 @@ COMPONENTS: Json = {
 """Schemas with names of their own."""
 _DIFFERENCE = form(
     {
-        "kind": {"enum": ["rule", "tier", "user", "setting"]},
+        "kind": {"enum": ["rule", "tier", "user", "setting", "order"]},
         "id": TEXT,
         "action": {"enum": ["create", "update", "delete"]},
         "before": {},
@@ -193,6 +193,17 @@ _DIFFERENCE = form(
     not_counted=list_of(TEXT),
     what_if=list_of(ref("what_if")),
 )
+_REVISION: dict[str, Described] = {
+    "revision": (WHOLE, 7),
+    "at": (MOMENT, _NEW_YEAR),
+    "actor": (TEXT, "deploy-bot (4f9a2c81d07b)"),
+    "request_id": (TEXT, "c0ffee"),
+    "reason": (TEXT, "summer sale"),
+    "changes": ({**WHOLE, "minimum": 1}, 1),
+    "summary": (TEXT, "update rule orders-user"),
+}
+_UPDATE: Json = {"kind": "rule", "id": "orders-user", "action": "update", "before": {"limit": 50}}
+_UPDATE |= {"after": {"limit": 100}}
 _EXPLAINED_RULE = form(
     {
         "id": TEXT,
@@ -214,7 +225,7 @@ def _objects(kind: str, name: str, schema: Json, value: Any) -> dict[str, Descri
     """Return what the routes of tiers, or of settings, answer."""
     members = {"id": (TEXT, name), "value": (schema, value)}
     one = record({**members, "version": (WHOLE, 1)})
-    return {f"list_{kind}s": _page(*record(members)), f"get_{kind}": one, f"put_{kind}": one}
+    return {f"list_{kind}s": _page(*record(members)), **{f"{verb}_{kind}": one for verb in ("get", "put", "patch")}}
 
 
 ANSWERS: dict[str, Described] = {
@@ -222,6 +233,8 @@ ANSWERS: dict[str, Described] = {
     "create_rule": _RULE,
     "get_rule": _RULE,
     "put_rule": _RULE,
+    "patch_rule": _RULE,
+    "patch_user": (_USER, _OF_TIER),
     "rule_versions": record(
         {
             "items": items(
@@ -295,6 +308,24 @@ ANSWERS: dict[str, Described] = {
     "create_consumer": _NEW_CONSUMER_KEY,
     "get_consumer": _named("consumer"),
     "rotate_consumer": _NEW_CONSUMER_KEY,
+    "list_revisions": _page(*record(_REVISION)),
+    "get_revision": record(
+        {
+            **_REVISION,
+            "items": (list_of(_DIFFERENCE), [_UPDATE]),
+            "total": (WHOLE, 1),
+            "next": (some(WHOLE), None),
+        }
+    ),
+    "undo_revision": record(
+        {
+            "revision": (WHOLE, 8),
+            "dry_run": (YES_OR_NO, False),
+            "undone": (WHOLE, 7),
+            "total": (WHOLE, 1),
+            "changes": (list_of(_DIFFERENCE), [_UPDATE]),
+        }
+    ),
     "list_audit": _page(*_named("audit_entry")),
     "verify_audit": record(
         {

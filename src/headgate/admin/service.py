@@ -15,15 +15,16 @@ from typing import Any, NamedTuple, Self, cast
 
 import msgspec
 
-from headgate.admin import audit, usage, what_if
+from headgate.admin import audit, revisions, usage, what_if
 from headgate.admin.audit import Actor
 from headgate.admin.consumers import Consumer, Consumers, NewConsumerKey
 from headgate.admin.database import Database
-from headgate.admin.follower import nodes_of
+from headgate.admin.follower import NodeStatus, nodes_of
 from headgate.admin.keys import AdminKeys
-from headgate.admin.objects import ObjectKind, Operation, Stored, UnknownObject, check_stamps, revision_number
+from headgate.admin.objects import STAMPS, ObjectKind, Operation, Stored, UnknownObject, check_stamps, revision_number
 from headgate.admin.rule_catalogs import RuleCatalog
 from headgate.admin.tables import epoch_us
+from headgate.admin.transaction import Changed
 from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
 from headgate.engine import AsyncEngine
@@ -135,6 +136,32 @@ class AdminService:
         done = await self.rules.edit(kind, name, replaced, actor, expected)
         return cast("Stored", done.after), done.before is None
 
+    async def patch(
+        self, kind: ObjectKind, name: str, given: dict[str, Any], expected: int | None, actor: Actor
+    ) -> Stored | None:
+        """Change some members of something (RFC 7396). Raises as `Catalog.change` does, and UnknownObject.
+
+        Something may become special about any user, so that there is one; of what exists, null deletes members.
+        """
+        if kind is ObjectKind.USER and isinstance(given.get("tier"), str):
+            await self._check_tier(given["tier"])
+
+        def patched(stored: Stored | None) -> Any:
+            if stored is None and kind is not ObjectKind.USER:
+                raise UnknownObject(f"there is no {kind} {name!r:.200}")
+            body = merge_patch(stored.body if stored else {}, given)
+            if kind is ObjectKind.RULE:
+                if body.get("id") != name or "rule_id" in given:
+                    raise UsageError("the id of a rule stays as it is: leave it out of the patch")
+                check_stamps(given, stored.written if stored else {})
+                body = {field: value for field, value in body.items() if field not in STAMPS}
+                rule_from_data(body)
+            if kind is ObjectKind.USER:
+                body = {field: value for field, value in body.items() if value not in ("", {})} or None
+            return body
+
+        return (await self.rules.edit(kind, name, patched, actor, expected)).after
+
     async def delete(
         self, kind: ObjectKind, name: str, expected: int | None, actor: Actor, *, drop: bool = False
     ) -> None:
@@ -173,6 +200,34 @@ class AdminService:
                 rules = {each.subject for each in changed.entries if each.kind == ObjectKind.RULE}
                 await self._say_whom_it_touches(self._database, answer["changes"], rules, present, wanted)
         return answer
+
+    # Revisions
+
+    async def revisions(self, offset: int, limit: int) -> ResultPage:
+        """Return what was changed, the newest first, as far as the audit trail goes back."""
+        async with self._kept().reading() as connection:
+            newest = await revision_number(connection)
+            found, total = await revisions.revisions_of(connection, newest, offset, limit)
+        return ResultPage.of([_revision(each) for each in found], total, offset + limit)
+
+    async def revision(self, number: int, offset: int, limit: int) -> dict[str, Any]:
+        """Return a revision, and some of what it changed. Raises UnknownObject."""
+        async with self._kept().reading() as connection:
+            found = await revisions.revision_of(connection, number, await revision_number(connection))
+            items = await revisions.changes_of(connection, number, offset, limit)
+        page = ResultPage.of(items, found.changes, offset + limit)
+        return {**_revision(found), **page._asdict()}
+
+    async def undo(
+        self, number: int, actor: Actor, expected: int | None, *, force: bool, dry_run: bool, limit: int
+    ) -> dict[str, Any]:
+        """Take back what a revision did; says what that changes, up to a limit. Raises as `Catalog.undo` does."""
+        with _without_collections():
+            done = await self.rules.undo(number, actor, expected, force=force, dry_run=dry_run)
+        some = _differences(done._replace(entries=done.entries[:limit]))
+        return {"revision": done.revision, "dry_run": dry_run, "undone": number, "total": len(done.entries)} | {
+            "changes": some
+        }
 
     async def _say_whom_it_touches(
         self,
@@ -425,6 +480,16 @@ class AdminService:
         ]
         return {"revision": await self.rules.revision(), "items": shown}
 
+    async def behind(self, patience: float) -> tuple[int, list[NodeStatus]]:
+        """Return the revision in force, and the nodes that do not run it once so many seconds have passed."""
+        revision, give_up = await self.rules.revision(), asyncio.get_running_loop().time() + patience
+        while True:
+            found = [] if self._database is None else await nodes_of(self._database, epoch_us())
+            late = [node for node in found if node.revision < revision]
+            if not late or asyncio.get_running_loop().time() >= give_up:
+                return revision, late
+            await asyncio.sleep(_LOOK_EVERY)
+
     async def audit(self, filters: Mapping[str, Any], offset: int, limit: int) -> ResultPage:
         """Return some of the audit trail, the newest first."""
         async with self._kept().reading() as connection:
@@ -472,6 +537,30 @@ def consumer_data(consumer: Consumer) -> dict[str, Any]:
     ]
     newest, state = consumer.keys[-1], "active" if any(key.is_good(now) for key in consumer.keys) else "ended"
     return {"id": newest.consumer, "tenant": newest.tenant, "tier": consumer.tier, "state": state, "keys": keys}
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """Return what a JSON merge patch (RFC 7396) makes of something; the patch has been read, and is not too deep."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge_patch(merged.get(name), value)
+    return merged
+
+
+def _differences(changed: Changed) -> list[dict[str, Any]]:
+    return [
+        {"kind": kind, "id": name, "action": action, "before": before, "after": after}
+        for action, kind, name, before, after in changed.entries
+    ]
+
+
+def _revision(found: revisions.Revision) -> dict[str, Any]:
+    return {**found._asdict(), "at": moment_text(found.at)}
 
 
 @contextmanager

@@ -99,6 +99,7 @@ versions = Table(
     Column("id", USER_ID, primary_key=True),
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("body", Json),  # null: it was deleted
+    Column("place", Integer),  # of a rule that was deleted: how many rules came before it
     Column("revision", BigInteger, nullable=False),
     Column("at", BigInteger, nullable=False),
     Column("actor", String(128), nullable=False),
@@ -123,7 +124,7 @@ audit = Table(
     Column("after", Json),
     Column("request_id", String(128), nullable=False),
     Column("reason", Text, nullable=False),
-    Column("revision", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False, index=True),
     Column("previous", String(64), nullable=False),
     Column("digest", String(64), nullable=False),
 )

@@ -24,6 +24,7 @@ from headgate.admin.objects import (
     announce,
     bodies_in,
     check_version,
+    order_of,
     revision_number,
     stored_of,
     without_overrides,
@@ -113,13 +114,14 @@ class Transaction:
             if wanted:
                 ruleset = await asyncio.to_thread(from_part, await document_about(self._connection, wanted))
         writes = await asyncio.to_thread(_writes, wanted, found, ruleset)
-        moves = await self._moves(order, writes) if order else []
+        present = await self._order(order, writes)
+        moves = _moves(order, present, writes) if order else []
         entries = await asyncio.to_thread(lambda: [*[each.entry for each in writes], *moves])
         if not entries:
             return Changed(number - 1, ())
         if self._dry_run:
             return Changed(number, tuple(entries))
-        await self._write(writes, number)
+        await self._write(writes, number, {name: place for place, name in enumerate(present)})
         await self._note_overrides(writes, ruleset)
         if moves:
             await self._put_in_order(order, number)
@@ -129,16 +131,11 @@ class Transaction:
         await announce(self._connection, number)
         return Changed(number, tuple(entries))
 
-    async def _moves(self, order: Sequence[str], writes: Sequence[_Write]) -> list[audit.AuditEntry]:
-        """Return what there is to record if rules, once all is written, do not follow each other in an order."""
-        in_order = select(rules.c.id).order_by(rules.c.position, rules.c.id)
-        present = list((await self._connection.execute(in_order)).scalars())
-        of_rules = [each for each in writes if each.kind is ObjectKind.RULE]
-        gone = {each.id for each in of_rules if each.body is None}
-        then = [name for name in present if name not in gone] + [each.id for each in of_rules if each.before is None]
-        if then == list(order):
+    async def _order(self, order: Sequence[str], writes: Sequence[_Write]) -> list[str]:
+        """Return the ids of all rules as they follow each other, if that matters."""
+        if not order and all(each.body is not None for each in writes if each.kind is ObjectKind.RULE):
             return []
-        return [audit.AuditEntry("update", ORDER, "rules", {"rules": then}, {"rules": list(order)})]
+        return await order_of(self._connection)
 
     async def _put_in_order(self, order: Sequence[str], number: int) -> None:
         moved = update(rules).where(rules.c.id == bindparam("moved")).values(position=bindparam("to"))
@@ -152,7 +149,7 @@ class Transaction:
             found |= {(kind, name): each for name, each in stored.items()}
         return found
 
-    async def _write(self, writes: Sequence[_Write], number: int) -> None:
+    async def _write(self, writes: Sequence[_Write], number: int, places: Mapping[str, int]) -> None:
         """Write rows, versions and what nodes look for, in few statements however many there are."""
         last: dict[tuple[ObjectKind, str], int] = {}
         for kind in ObjectKind:
@@ -168,7 +165,9 @@ class Transaction:
 
         def version_of(each: _Write) -> Body:
             version = last.get((each.kind, each.id), 0) + 1
-            return {**common, "kind": each.kind, "id": each.id, "version": version, "body": each.body}
+            is_gone = each.kind is ObjectKind.RULE and each.body is None
+            row = {**common, "kind": each.kind, "id": each.id, "version": version, "body": each.body}
+            return row | {"place": places[each.id] if is_gone else None}
 
         def change_of(each: _Write) -> Body:
             return {"revision": number, "kind": each.kind, "subject": each.id}
@@ -234,24 +233,49 @@ async def ended_overrides(
     return [Operation(ObjectKind.USER, name, without_overrides(stored[name].body, rules_of[name])) for name in stored]
 
 
-async def uses_of(connection: AsyncConnection, kind: ObjectKind, name: str, now: int) -> dict[str, list[str]]:
-    """Return the ids of what uses a rule or a tier, by their kind."""
+async def uses_of(
+    connection: AsyncConnection, kind: ObjectKind, names: Collection[str], now: int
+) -> dict[str, list[str]]:
+    """Return the ids of what uses some rules or tiers, by their kind."""
+    if not names:
+        return {}
     if kind is ObjectKind.TIER:
         default = (await bodies_in(connection, settings)).get("default_tier")
-        of_tier = select(users.c.id).where(users.c.tier == name).order_by(users.c.id)
+        of_tier = select(users.c.id).where(among(connection, users.c.tier, names)).order_by(users.c.id)
         found = {
             USERS: list((await connection.execute(of_tier)).scalars()),
-            "settings": ["default_tier"] * (default == name),
+            "settings": ["default_tier"] * (default in names),
         }
     else:
         lasts = or_(overrides.c.until.is_(None), overrides.c.until > now)
-        overriding = select(overrides.c.user_id).where(overrides.c.rule_id == name, lasts).order_by(overrides.c.user_id)
+        of_rules = among(connection, overrides.c.rule_id, names)
+        overriding = select(overrides.c.user_id).where(of_rules, lasts).distinct().order_by(overrides.c.user_id)
         found = {
             USERS: list((await connection.execute(overriding)).scalars()),
-            TIERS: [tier for tier, changed in (await bodies_in(connection, tiers)).items() if name in changed],
-            "rules": list(await _replacing(connection, {name})),
+            TIERS: [tier for tier, body in (await bodies_in(connection, tiers)).items() if body.keys() & set(names)],
+            "rules": list(await _replacing(connection, set(names))),
         }
     return {how: names for how, names in found.items() if names}
+
+
+async def without_uses(
+    connection: AsyncConnection,
+    users: Collection[str],
+    tiers: Collection[str],
+    *,
+    rules: Collection[str] = (),
+    of_tiers: Collection[str] = (),
+) -> list[Operation]:
+    """Return the operations that take from users and tiers what they have of some rules, and users out of tiers."""
+    operations = []
+    for user, stored in (await stored_of(connection, ObjectKind.USER, users)).items():
+        body = without_overrides(stored.body, rules) or {}
+        left = {field: value for field, value in body.items() if field != "tier" or value not in of_tiers}
+        operations.append(Operation(ObjectKind.USER, user, left or None))
+    for tier, stored in (await stored_of(connection, ObjectKind.TIER, tiers)).items():
+        changed = {rule: change for rule, change in stored.body.items() if rule not in rules}
+        operations.append(Operation(ObjectKind.TIER, tier, changed))
+    return operations
 
 
 async def document_about(connection: AsyncConnection, operations: Sequence[Operation]) -> Body:
@@ -327,6 +351,16 @@ async def _add_users(connection: AsyncConnection, concerned: set[str], given: Bo
     for name, rule, tier, text in await connection.execute(some):
         user = given.setdefault(name, {"overrides": {}} | ({"tier": tier} if tier else {}))
         user["overrides"][rule] = msgspec.json.decode(text or "null")
+
+
+def _moves(order: Sequence[str], present: Sequence[str], writes: Sequence[_Write]) -> list[audit.AuditEntry]:
+    """Return what there is to record if rules, once all is written, do not follow each other in an order."""
+    of_rules = [each for each in writes if each.kind is ObjectKind.RULE]
+    gone = {each.id for each in of_rules if each.body is None}
+    then = [name for name in present if name not in gone] + [each.id for each in of_rules if each.before is None]
+    if then == list(order):
+        return []
+    return [audit.AuditEntry("update", ORDER, "rules", {"rules": list(present)}, {"rules": list(order)})]
 
 
 def _default_id(default: Any) -> str:

@@ -149,10 +149,13 @@ def bad_request(
     return ProblemDocument(400, _json(told))
 
 
-def of_status(status: int, detail: str = "", *, instance: str = "") -> ProblemDocument:
+def of_status(
+    status: int, detail: str = "", *, instance: str = "", conflicts: Sequence[dict[str, str | int]] = ()
+) -> ProblemDocument:
     """Describe any other problem, which its HTTP status says all about."""
     phrase = HTTPStatus(status).phrase
-    return ProblemDocument(status, _json(_Document(status, phrase, plain(detail), instance=plain(instance))))
+    told = _Document(status, phrase, plain(detail), instance=plain(instance), conflicts=tuple(conflicts))
+    return ProblemDocument(status, _json(told))
 
 
 def shown(value: object) -> str:
@@ -192,6 +195,8 @@ class _Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     errors: tuple[_Fault, ...] = ()
     code: str = ""
     """Which mistake it is, for programs."""
+    conflicts: tuple[dict[str, str | int], ...] = ()
+    """What stands in the way, for programs."""
 
 
 def _prepared(decision: Decision, names: Sequence[str]) -> list[LimitTexts]:

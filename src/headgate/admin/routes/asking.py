@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
-from litestar.exceptions import PermissionDeniedException
+from litestar.exceptions import ClientException, PermissionDeniedException
 from litestar.handlers import BaseRouteHandler
 from litestar.params import PathParameter, QueryParameter
 
@@ -24,6 +24,7 @@ from headgate.core.errors import UsageError
 
 MOST = 1000
 """Items of a page."""
+MERGE_PATCH = "application/merge-patch+json"
 LONGEST_JSON = 1_048_576
 """Bytes of a body that is not a rules file."""
 _LONGEST_REASON = 1000
@@ -89,6 +90,17 @@ def expected_version(request: Request[Any, Any, Any]) -> int | None:
     if found is None:
         raise UsageError(f'If-Match names a version, as the ETag of an answer does: "3", not {if_match!r:.40}')
     return int(found[1])
+
+
+async def merge_patch_of(request: Request[Any, Any, Any]) -> Json:
+    """Return the JSON merge patch (RFC 7396) in a body. Raises UsageError, and 415 for a patch of another kind."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in {MERGE_PATCH, "application/json"}:
+        raise ClientException(f"a patch is a JSON merge patch: {MERGE_PATCH}", status_code=415)
+    patch = decoded(await request.body())
+    if not isinstance(patch, dict):
+        raise UsageError("a patch is an object, with the members that change; null deletes one")
+    return patch
 
 
 def etag(version: int) -> dict[str, str]:

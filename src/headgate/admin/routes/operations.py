@@ -7,10 +7,23 @@ from typing import Annotated
 import msgspec
 from litestar import MediaType, Response, delete, get, post
 from litestar.exceptions import PermissionDeniedException
-from litestar.params import FromQuery, JSONBody, QueryParameter
+from litestar.params import FromQuery, JSONBody, PathParameter, QueryParameter
 
 from headgate.admin.keys import ApiKey, KeyRole
-from headgate.admin.routes.asking import ADMIN, VIEWER, Admin, Json, JsonRequest, Limit, Moment, Name, Offset, actor_of
+from headgate.admin.routes.asking import (
+    ADMIN,
+    EDITOR,
+    VIEWER,
+    Admin,
+    Json,
+    JsonRequest,
+    Limit,
+    Moment,
+    Name,
+    Offset,
+    actor_of,
+    expected_version,
+)
 from headgate.admin.tables import epoch_us
 from headgate.policy.times import moment_text
 
@@ -71,6 +84,42 @@ async def revoke_key(admin: Admin, request: JsonRequest, key_id: Name) -> None:
     await admin.keys.revoke(key_id, actor_of(request))
 
 
+# Revisions
+
+
+Number = Annotated[int, PathParameter(ge=1, le=2**53, description="The number of a revision.")]
+
+
+@get("/revisions", opt=VIEWER, summary="List revisions: what was changed, when, by whom, and why")
+async def list_revisions(admin: Admin, offset: Offset = 0, limit: Limit = 100) -> Json:
+    """List all changes of what is in force, the newest first, as far as the audit trail goes back."""
+    return (await admin.revisions(offset, limit))._asdict()
+
+
+@get("/revisions/{number:int}", opt=VIEWER, summary="What a revision changed")
+async def get_revision(admin: Admin, number: Number, offset: Offset = 0, limit: Limit = 100) -> Json:
+    """Return a revision with its changes, a page of them, each with what was before and after."""
+    return await admin.revision(number, offset, limit)
+
+
+@post("/revisions/{number:int}/undo", opt=EDITOR, summary="Undo a revision", status_code=200)
+async def undo_revision(
+    admin: Admin,
+    request: JsonRequest,
+    number: Number,
+    force: FromQuery[bool] = False,
+    dry_run: FromQuery[bool] = False,
+    limit: Limit = 100,
+) -> Json:
+    """Take back what a revision did; that makes a new one, which can be undone, too.
+
+    If later changes stand in the way, they are named (409); `force` takes back what they did to the same objects.
+    `limit` is how many changes the answer has. `If-Match` is the revision that has to be in force.
+    """
+    actor, expected = actor_of(request), expected_version(request)
+    return await admin.undo(number, actor, expected, force=force, dry_run=dry_run, limit=limit)
+
+
 # Audit
 
 
@@ -112,4 +161,7 @@ def _key(key: ApiKey) -> Json:
     return {**key._asdict(), "role": str(key.role), **shown}
 
 
-ROUTES = (list_nodes, hot_keys, list_keys, create_key, rotate_key, revoke_key, list_audit, verify_audit)
+ROUTES = (
+    *(list_nodes, hot_keys, list_keys, create_key, rotate_key, revoke_key, list_audit, verify_audit),
+    *(list_revisions, get_revision, undo_revision),
+)

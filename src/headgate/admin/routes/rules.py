@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
-from litestar import Response, Router, delete, get, post, put
+from litestar import Response, Router, delete, get, patch, post, put
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
@@ -26,6 +26,7 @@ from headgate.admin.routes.asking import (
     decoded,
     etag,
     expected_version,
+    merge_patch_of,
     one_of,
 )
 from headgate.admin.service import SORTS
@@ -86,6 +87,14 @@ async def put_rule(admin: Admin, request: JsonRequest, rule_id: RuleId, data: JS
         raise UsageError(f"the rule says that its id is {named!r:.80}, and the path says {rule_id!r}")
     stored, is_new = await admin.put(ObjectKind.RULE, rule_id, data, expected_version(request), actor_of(request))
     return _rule(stored, 201 if is_new else 200)
+
+
+@patch("/rules/{rule_id:str}", opt=EDITOR, summary="Change some fields of a rule")
+async def patch_rule(admin: Admin, request: JsonRequest, rule_id: RuleId) -> Response[Json]:
+    """Change the fields that a JSON merge patch (RFC 7396) has; null takes one away."""
+    given = await merge_patch_of(request)
+    stored = await admin.patch(ObjectKind.RULE, rule_id, given, expected_version(request), actor_of(request))
+    return _rule(cast("Stored", stored))
 
 
 @delete("/rules/{rule_id:str}", opt=EDITOR, summary="Delete a rule", status_code=204)
@@ -185,6 +194,14 @@ def _objects(kind: ObjectKind, delete_one: HTTPRouteHandler) -> Router:
     return Router(f"/{kind}s", route_handlers=[list_all, get_one, put_one, delete_one], tags=[f"{kind}s"])
 
 
+@patch("/tiers/{name:str}", opt=EDITOR, summary="Change some rules of a tier", tags=["tiers"])
+async def patch_tier(admin: Admin, request: JsonRequest, name: Name) -> Response[Any]:
+    """Change the members that a JSON merge patch (RFC 7396) has; null takes a rule away."""
+    given = await merge_patch_of(request)
+    stored = await admin.patch(ObjectKind.TIER, name, given, expected_version(request), actor_of(request))
+    return _object(cast("Stored", stored))
+
+
 @delete("/{name:str}", opt=EDITOR, summary="Delete a tier", status_code=204)
 async def delete_tier(admin: Admin, request: JsonRequest, name: Name, overrides: Dropped = None) -> None:
     """Delete a tier.
@@ -211,6 +228,6 @@ def _rule(stored: Stored, status: int = 200) -> Response[Json]:
 
 
 ROUTES = (
-    *(list_rules, create_rule, get_rule, put_rule, delete_rule, rule_versions, roll_back_rule),
+    *(list_rules, create_rule, get_rule, put_rule, patch_rule, patch_tier, delete_rule, rule_versions, roll_back_rule),
     *(export, apply_file, _objects(ObjectKind.TIER, delete_tier), _objects(ObjectKind.SETTING, delete_setting)),
 )

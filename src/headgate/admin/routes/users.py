@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Response, delete, get, post, put
+from litestar import Response, delete, get, patch, post, put
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
 from headgate.admin.objects import ObjectKind
@@ -21,6 +21,7 @@ from headgate.admin.routes.asking import (
     actor_of,
     etag,
     expected_version,
+    merge_patch_of,
 )
 from headgate.admin.service import SpecialUser
 from headgate.core.errors import UsageError
@@ -111,6 +112,14 @@ async def reset_user(
     return await admin.reset_user(user_id, data.rules if data else (), actor_of(request))
 
 
+@patch("/users/{user_id:str}", opt=EDITOR, summary="Change tier and overrides of a user")
+async def patch_user(admin: Admin, request: JsonRequest, user_id: UserId) -> Response[Json]:
+    """Change the tier and the overrides that a JSON merge patch (RFC 7396) has; null ends them."""
+    given = await merge_patch_of(request)
+    stored = await admin.patch(ObjectKind.USER, user_id, given, expected_version(request), actor_of(request))
+    return _special(user_id, SpecialUser.of(stored))
+
+
 @delete("/users/{user_id:str}", opt=EDITOR, summary="Forget what is special of a user", status_code=204)
 async def delete_user(admin: Admin, request: JsonRequest, user_id: UserId) -> None:
     """Take a user's tier and overrides away."""
@@ -130,4 +139,7 @@ def _special(user_id: str, user: SpecialUser, **more: Any) -> Response[Json]:
     return Response({"id": user_id, **user.body, **more}, headers=etag(user.version))
 
 
-ROUTES = (list_users, user_limits, set_tier, set_override, end_override, reset_user, delete_user, explain)
+ROUTES = (
+    *(list_users, user_limits, set_tier, set_override, end_override, reset_user, patch_user, delete_user),
+    explain,
+)

@@ -1,0 +1,297 @@
+"""What each revision did, by its entries in the audit trail, and the operations that take it back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Row, Select, and_, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from headgate.admin.objects import (
+    InUse,
+    ObjectKind,
+    Operation,
+    Stored,
+    UnknownObject,
+    order_of,
+    revision_number,
+    stored_of,
+)
+from headgate.admin.statements import AT_ONCE, among
+from headgate.admin.tables import audit, versions
+from headgate.admin.transaction import ORDER, TIERS, USERS, uses_of, without_uses
+from headgate.core.errors import HeadgateError
+from headgate.policy.loading import change_from_data
+
+_NAMED = 10
+"""Conflicts that a message has."""
+_IS_CHANGE: ColumnElement[bool] = and_(
+    audit.c.kind.in_([*ObjectKind, ORDER]), audit.c.action.in_(["create", "update", "delete"])
+)
+_KEPT_IN = {"rules": ObjectKind.RULE, TIERS: ObjectKind.TIER, USERS: ObjectKind.USER, "settings": ObjectKind.SETTING}
+
+
+class Revision(NamedTuple):
+    """One change of what is in force."""
+
+    revision: int
+    at: int
+    actor: str
+    request_id: str
+    reason: str
+    changes: int
+    """How many objects it changed."""
+    summary: str
+    """What it changed, in one line."""
+
+
+class Conflict(NamedTuple):
+    """A later change that stands in the way of an undo."""
+
+    kind: str
+    id: str
+    revision: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id!r:.200} (revision {self.revision})"
+
+
+class Superseded(HeadgateError):
+    """Later changes stand in the way of an undo."""
+
+    def __init__(self, number: int, conflicts: Sequence[Conflict]) -> None:
+        self.conflicts = conflicts
+        named = ", ".join(map(str, conflicts[:_NAMED]))
+        more = f" and {len(conflicts) - _NAMED} more" if len(conflicts) > _NAMED else ""
+        super().__init__(
+            f"revision {number} cannot be undone, since later changes stand in the way: {named}{more}; undo those "
+            "first, or override them with force"
+        )
+
+
+async def revisions_of(connection: AsyncConnection, newest: int, offset: int, limit: int) -> tuple[list[Revision], int]:
+    """Return some revisions, the newest first, and how many there are; `newest` is the one in force.
+
+    Every revision has entries, so that a page is a range of numbers.
+    """
+    oldest = (await connection.execute(select(func.min(audit.c.revision)).where(_IS_CHANGE))).scalar()
+    if oldest is None:
+        return [], 0
+    last = newest - offset
+    return await _between(connection, max(oldest, last - limit + 1), last), newest - oldest + 1
+
+
+async def revision_of(connection: AsyncConnection, number: int, newest: int) -> Revision:
+    """Return one revision. Raises UnknownObject."""
+    found = await _between(connection, number, number)
+    if not found:
+        why = "the audit trail does not go back to it any more" if 0 < number <= newest else "there never was one"
+        raise UnknownObject(f"nothing is known of revision {number}: {why}")
+    return found[0]
+
+
+async def changes_of(connection: AsyncConnection, number: int, offset: int, limit: int) -> list[dict[str, Any]]:
+    """Return some of what a revision changed."""
+    columns = audit.c.kind, audit.c.subject.label("id"), audit.c.action, audit.c.before, audit.c.after
+    some = select(*columns).where(audit.c.revision == number, _IS_CHANGE).order_by(audit.c.sequence)
+    return [dict(row) for row in (await connection.execute(some.offset(offset).limit(limit))).mappings()]
+
+
+async def _between(connection: AsyncConnection, first: int, last: int) -> list[Revision]:
+    said = [func.min(audit.c[name]).label(name) for name in ("at", "actor", "request_id", "reason")]
+    counts = select(audit.c.revision, audit.c.action, audit.c.kind, func.count().label("count"), *said)
+    counts = counts.add_columns(func.min(audit.c.subject).label("subject")).where(_IS_CHANGE)
+    counts = counts.where(audit.c.revision.between(first, last)).group_by(*counts.selected_columns[:3])
+    found: dict[int, list[Row[Any]]] = {}
+    for row in await connection.execute(counts.order_by(audit.c.revision.desc(), audit.c.kind, audit.c.action)):
+        found.setdefault(row.revision, []).append(row)
+    return [
+        Revision(number, rows[0].at, rows[0].actor, rows[0].request_id, rows[0].reason, _total(rows), _summary(rows))
+        for number, rows in found.items()
+    ]
+
+
+def _total(rows: Sequence[Row[Any]]) -> int:
+    return sum(row._mapping["count"] for row in rows)  # noqa: SLF001  "count" is also a method of a row
+
+
+def _summary(rows: Sequence[Row[Any]]) -> str:
+    counted = [(row, _total([row])) for row in rows]
+    return ", ".join(
+        f"{row.action} {row.kind} {row.subject}" if count == 1 else f"{row.action} {count} {row.kind}s"
+        for row, count in counted
+    )
+
+
+class Undoing(NamedTuple):
+    """What takes a revision back."""
+
+    operations: list[Operation]
+    order: Sequence[str]
+    """The ids of all rules as they are to follow each other; empty if that does not change."""
+
+
+async def undoing(connection: AsyncConnection, number: int, now: int, *, force: bool) -> Undoing:
+    """Return what takes a revision back; with `force`, over later changes.
+
+    What has ended in the meantime is regarded as gone: it neither comes back nor stands in the way.
+
+    Raises:
+        UnknownObject: the audit trail does not have that revision.
+        Superseded: later changes stand in the way.
+        InUse: what has to be deleted is used by something that is not changed even with `force`.
+    """
+    await revision_of(connection, number, await revision_number(connection))
+    operations, changed, moved = list[Operation](), list[tuple[str, str]](), None
+    present: dict[ObjectKind, dict[str, Stored]] = {kind: {} for kind in ObjectKind}
+    async for some in _entries(connection, number):
+        for kind in ObjectKind:
+            named = [row.subject for row in some if row.kind == kind]
+            present[kind] |= await stored_of(connection, kind, named) if named else {}
+
+        def compared(rows: Sequence[Row[Any]] = some) -> None:
+            for row in rows:
+                if row.kind == ORDER:
+                    continue
+                stored = present[ObjectKind(row.kind)].get(row.subject)
+                now_is, was, became = [
+                    _lasting(body, now) for body in (stored.body if stored else None, row.before, row.after)
+                ]
+                if now_is != was:
+                    operations.append(Operation(ObjectKind(row.kind), row.subject, was))
+                    changed.extend([(row.kind, row.subject)] * (now_is != became))
+
+        await asyncio.to_thread(compared)
+        moved = next((row for row in some if row.kind == ORDER), moved)
+    in_order = await order_of(connection)
+    uses = await _later(connection, number, await _uses(connection, operations, now))
+    if not force:
+        needed = await _missing(connection, operations)
+        conflicts = [*uses, *await _later(connection, number, [*changed, *needed])]
+        if moved is not None and not _agree(in_order, moved.after["rules"]):
+            last = select(func.max(audit.c.revision)).where(audit.c.kind == ORDER)
+            conflicts.append(Conflict(ORDER, "rules", (await connection.execute(last)).scalar_one()))
+        if conflicts:
+            conflicts = [*dict.fromkeys(conflicts)]
+            raise Superseded(number, sorted(conflicts, key=lambda each: each.revision, reverse=True))
+    operations += await _without(connection, operations, uses)
+    return Undoing(operations, await _wanted_order(connection, operations, in_order, moved, number))
+
+
+async def _entries(connection: AsyncConnection, number: int) -> AsyncIterator[Sequence[Row[Any]]]:
+    """Return what a revision changed, a few thousand at a time."""
+    columns = audit.c.sequence, audit.c.kind, audit.c.subject, audit.c.before, audit.c.after
+    some: Select[Any] = select(*columns)
+    some = some.where(audit.c.revision == number, _IS_CHANGE).order_by(audit.c.sequence).limit(AT_ONCE)
+    rows = (await connection.execute(some)).all()
+    while rows:
+        yield rows
+        following = some.where(audit.c.sequence > rows[-1].sequence)
+        rows = (await connection.execute(following)).all() if len(rows) == AT_ONCE else ()
+
+
+def _lasting(body: Any, now: int) -> Any:
+    """Return a body without overrides that have ended; None if nothing is left."""
+    overrides = body.get("overrides") if isinstance(body, dict) else None
+    if not isinstance(overrides, dict) or not any("until" in each for each in overrides.values()):
+        return body
+    left = {
+        rule: each
+        for rule, each in overrides.items()
+        if "until" not in each or (change_from_data(each).until or now + 1) > now
+    }
+    others = {name: value for name, value in body.items() if name != "overrides"}
+    return {**others, **({"overrides": left} if left else {})} or None
+
+
+async def _later(connection: AsyncConnection, number: int, named: Sequence[tuple[str, str]]) -> list[Conflict]:
+    """Return the last changes of what is named, as far as it was changed after a revision."""
+    found = []
+    for kind in ObjectKind:
+        ids = [name for each, name in named if each == kind]
+        if ids:
+            latest = select(versions.c.id, func.max(versions.c.revision)).group_by(versions.c.id)
+            latest = latest.where(versions.c.kind == kind, among(connection, versions.c.id, ids))
+            latest = latest.having(func.max(versions.c.revision) > number).order_by(versions.c.id)
+            rows = await connection.execute(latest)
+            found += [Conflict(kind, name, revision) for name, revision in rows]
+    return found
+
+
+async def _missing(connection: AsyncConnection, operations: Sequence[Operation]) -> list[tuple[str, str]]:
+    """Return rules and tiers that what comes back needs, and that do not exist."""
+    needed: dict[ObjectKind, set[str]] = {ObjectKind.RULE: set(), ObjectKind.TIER: set()}
+    for kind, name, body, _ in operations:
+        if kind is ObjectKind.TIER and body:
+            needed[ObjectKind.RULE].update(body)
+        elif kind is ObjectKind.RULE and body:
+            needed[ObjectKind.RULE].update(body.get("replaces", ()))
+        elif kind is ObjectKind.USER and body:
+            needed[ObjectKind.RULE].update(body.get("overrides", ()))
+            needed[ObjectKind.TIER].update({body.get("tier", "")})
+        elif name == "default_tier" and isinstance(body, str):
+            needed[ObjectKind.TIER].add(body)
+    found: list[tuple[str, str]] = []
+    for kind, names in needed.items():
+        absent = names - (await stored_of(connection, kind, names)).keys() if names else set[str]()
+        absent -= {each.id for each in operations if each.kind is kind and each.body is not None}
+        found += [(kind, name) for name in absent]
+    return found
+
+
+async def _uses(connection: AsyncConnection, operations: Sequence[Operation], now: int) -> list[tuple[ObjectKind, str]]:
+    """Return what else uses rules and tiers that are to be deleted."""
+    done, found = {(each.kind, each.id) for each in operations}, dict[tuple[ObjectKind, str], None]()
+    for kind in (ObjectKind.RULE, ObjectKind.TIER):
+        uses = await uses_of(connection, kind, _gone(operations, kind), now)
+        found |= dict.fromkeys((_KEPT_IN[how], name) for how, names in uses.items() for name in names)
+    return [each for each in found if each not in done]
+
+
+async def _without(
+    connection: AsyncConnection, operations: Sequence[Operation], uses: Sequence[Conflict]
+) -> list[Operation]:
+    """Return the operations that end the uses of what is to be deleted. Raises InUse."""
+    named = {how: [each.id for each in uses if each.kind == kind] for how, kind in _KEPT_IN.items()}
+    rules, tiers = _gone(operations, ObjectKind.RULE), _gone(operations, ObjectKind.TIER)
+    others = {how: names for how, names in named.items() if names and how not in {USERS, TIERS}}
+    if others:
+        raise InUse(
+            f"what the undo deletes ({', '.join(sorted(rules | tiers)[:_NAMED])})", others, "change these first"
+        )
+    return await without_uses(connection, named[USERS], named[TIERS], rules=rules, of_tiers=tiers)
+
+
+def _gone(operations: Sequence[Operation], kind: ObjectKind) -> set[str]:
+    return {each.id for each in operations if each.kind is kind and each.body is None}
+
+
+async def _wanted_order(
+    connection: AsyncConnection, operations: Sequence[Operation], present: Sequence[str], moved: Any, number: int
+) -> Sequence[str]:
+    """Return how rules are to follow each other; empty if that does not change, but for what is deleted."""
+    of_rules = {each.id: each.body for each in operations if each.kind is ObjectKind.RULE}
+    left = [name for name in present if of_rules.get(name, 0) is not None]
+    known = {*present}
+    back = [name for name, body in of_rules.items() if body is not None and name not in known]
+    if moved is not None:
+        before = {name: place for place, name in enumerate(moved.before["rules"])}
+        return sorted([*left, *back], key=lambda name: before.get(name, len(before)))
+    if not back:
+        return ()
+    was = select(versions.c.place, versions.c.id).where(
+        versions.c.kind == ObjectKind.RULE, versions.c.revision == number, versions.c.place.is_not(None)
+    )
+    places = await connection.execute(was.where(among(connection, versions.c.id, back)).order_by(versions.c.place))
+    for place, name in places:
+        left.insert(place, name)
+        known.add(name)
+    return [*left, *[name for name in back if name not in known]]
+
+
+def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Return whether what two orders have in common follows each other in the same way."""
+    common = {*first} & {*second}
+    return [name for name in first if name in common] == [name for name in second if name in common]
