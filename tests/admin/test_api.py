@@ -416,11 +416,7 @@ class TestRules:
             ({"limit": -1, "window": "1s"}, "/limit", "not a whole number"),
             ({"limit": 1, "window": "soon"}, "/window", "soon"),
             ({"limt": 1, "window": "1s"}, "/limt", "Did you mean 'limit'?"),
-            (
-                {"limit": 1, "window": "1s", "replaces": ["nobody"]},
-                "/rules/new/replaces/0",
-                "there is no rule 'nobody'",
-            ),
+            ({"limit": 1, "window": "1s", "replaces": ["nobody"]}, "/replaces/0", "there is no rule 'nobody'"),
             ({"limit": 1, "window": "1s", "endpoint": "no path"}, "/endpoint", "path"),
             ({}, "", "needs a quota"),
         ],

@@ -169,6 +169,37 @@ def test_a_file_that_was_just_got_differs_in_nothing(operator: Operator, tmp_pat
     assert "deleted 1 user\n1 change," in operator.run(*ended, "--yes")
 
 
+def test_changes_of_fields_are_revisions_that_are_listed_and_undone(
+    embedded: tuple[EmbeddedService, Path], operator: Operator
+) -> None:
+    service, _ = embedded
+    before = operator.run("rules", "get")
+    done = operator.run(
+        "rules", "set", "orders-user", "limit=7", "methods=[GET, POST]", "when.region=eu", "--wait", "1m"
+    )
+    assert '"methods":["GET","POST"]' in done
+    assert done.endswith("all nodes run it\n")
+    number = operator.run("revisions", "--limit", "1").splitlines()[1].split()[0]
+    assert operator.run("audit", "list", "--limit", "1").splitlines()[1].split()[0] == number
+    assert "limit: 5 -> 7" in operator.run("revisions", number)
+    operator.run("rules", "disable", "orders-user", "--wait", "1m")
+    until(lambda: "orders-user" not in str(service.check("u9")), "it does not apply", SECONDS)
+    refused = operator.run("undo", number, code=2)
+    assert f"rule 'orders-user' (revision {int(number) + 1})" in refused
+    assert "--yes" in operator.run("undo", number, "--force", code=2), "it asks first, having shown what changes"
+    assert "limit: 7 -> 5" in operator.run("undo", number, "--force", "--dry-run")
+    assert "enabled: false -> none" in operator.run("undo", "--reason", "a mistake")
+    assert "nothing changes" in operator.run("undo", str(int(number) + 1))
+    operator.run("undo", number, "--wait")
+    assert operator.run("rules", "get") == before
+    assert f"undo of revision {int(number) + 1}: a mistake" in operator.run("revisions")
+    operator.run("rules", "disable", "all-ip")
+    operator.run("rules", "enable", "all-ip")
+    assert operator.run("rules", "get") == before
+    for wrong in (("limit",), ("limit=1", "limit=2"), ("when=a", "when.b=c"), ("methods=[",), ("nothing=1",)):
+        operator.run("rules", "set", "all-ip", *wrong, code=2)
+
+
 def test_an_override_is_shown_with_the_limits_that_it_makes(operator: Operator) -> None:
     for limit in (77, 78):
         operator.run("users", "override", "shown", "orders-user", "--limit", str(limit))

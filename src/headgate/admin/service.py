@@ -10,6 +10,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple, Self, cast
 
@@ -32,6 +33,7 @@ from headgate.engine.ruling import explained_data, state_data
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import change_from_data, from_data, read_apart, rule_from_data
 from headgate.policy.model import Change, Ruleset, User
+from headgate.policy.problems import InvalidRules, render
 from headgate.policy.request import Request
 from headgate.policy.times import moment_text
 
@@ -133,7 +135,8 @@ class AdminService:
                 check_stamps(body, stored.written if stored else {})
             return body
 
-        done = await self.rules.edit(kind, name, replaced, actor, expected)
+        with _paths_in_body(kind, name):
+            done = await self.rules.edit(kind, name, replaced, actor, expected)
         return cast("Stored", done.after), done.before is None
 
     async def patch(
@@ -160,7 +163,8 @@ class AdminService:
                 body = {field: value for field, value in body.items() if value not in ("", {})} or None
             return body
 
-        return (await self.rules.edit(kind, name, patched, actor, expected)).after
+        with _paths_in_body(kind, name):
+            return (await self.rules.edit(kind, name, patched, actor, expected)).after
 
     async def delete(
         self, kind: ObjectKind, name: str, expected: int | None, actor: Actor, *, drop: bool = False
@@ -561,6 +565,18 @@ def _differences(changed: Changed) -> list[dict[str, Any]]:
 
 def _revision(found: revisions.Revision) -> dict[str, Any]:
     return {**found._asdict(), "at": moment_text(found.at)}
+
+
+@contextmanager
+def _paths_in_body(kind: ObjectKind, name: str) -> Iterator[None]:
+    """Let problems of something be said with their places in its own body, which is what the client sent."""
+    try:
+        yield
+    except InvalidRules as error:
+        prefix = render((f"{kind}s", name))
+        raise InvalidRules(
+            replace(each, path=each.path.removeprefix(f"{prefix}.")) for each in error.problems
+        ) from None
 
 
 @contextmanager

@@ -28,6 +28,8 @@ COMMANDS = {
     "who": "headgate.cli.operating",
     "enforcement": "headgate.cli.operating",
     "users": "headgate.cli.users",
+    "revisions": "headgate.cli.revisions",
+    "undo": "headgate.cli.revisions",
     "keys": "headgate.cli.keys",
     "consumers": "headgate.cli.consumers",
     "audit": "headgate.cli.database",

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from headgate.cli.command import OK, NoAnswer, Terminal
+from headgate.cli.command import NO, OK, NoAnswer, Terminal
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 
@@ -31,6 +31,8 @@ KEY = (
     "begins with a new database."
 )
 _PAGE = 1000
+_LONGEST_WAIT = 60.0
+"""Seconds that the admin plane waits for nodes, at most."""
 _MOST_BYTES = 1 << 28
 _AT_ONCE = 1 << 16
 PORTS = {"http": 80, "https": 443}
@@ -40,12 +42,20 @@ Json = dict[str, Any]
 
 
 def add_admin_options(
-    parser: argparse.ArgumentParser, *, changes: bool = False, database: bool = False, seconds: float = 30.0
+    parser: argparse.ArgumentParser,
+    *,
+    changes: bool = False,
+    database: bool = False,
+    waits: bool = False,
+    seconds: float = 30.0,
 ) -> None:
     """Add the options that say which admin plane is asked, or if that is possible, on which `database` it is done.
 
-    A command that changes something may be given a reason.
+    A command that changes something may be given a reason, and if it `waits`, it may wait until all nodes run that.
     """
+    if waits:
+        about = "wait until all nodes run the change, 5s if no time is given; exit with 1 if some do not"
+        parser.add_argument("--wait", metavar="TIME", nargs="?", const="5s", default="", help=about)
     if changes:
         parser.add_argument("--reason", metavar="TEXT", default="", help="why; it is kept in the audit trail")
     parser.add_argument("--json", action="store_true", help="write JSON, for programs")
@@ -99,9 +109,13 @@ def call(
     elif body is not None:
         content, headers["content-type"] = msgspec.json.encode(body), "application/json"
     given = {name: value for name, value in (query or {}).items() if value not in {"", None}}
+    wait = getattr(arguments, "wait", "")
+    if wait and method != "GET" and "dry_run" not in given:
+        given["wait"] = wait
     where = f"{API}{path}?{urlencode(given)}" if given else f"{API}{path}"
     tls = credentials.context() if target.is_tls else None
-    status, answer = exchanged(target, method, where, content, headers, tls, arguments.timeout, progress)
+    timeout = arguments.timeout + _LONGEST_WAIT * bool(wait)
+    status, answer, arguments.behind = exchanged(target, method, where, content, headers, tls, timeout, progress)
     if status == 204:
         return None
     return msgspec.json.decode(answer) if not where.startswith(f"{API}/export") else answer.decode()
@@ -131,8 +145,11 @@ def exchanged(  # noqa: PLR0917  as many as a request has
     tls: ssl.SSLContext | None,
     timeout: float,
     progress: Progress | None = None,
-) -> tuple[int, bytes]:
-    """Send a request, and return the status and body of an answer that is not a problem. Raises NoAnswer."""
+) -> tuple[int, bytes, str]:
+    """Send a request, and return the status and body of an answer that is not a problem, and the nodes that lag.
+
+    Raises NoAnswer.
+    """
     if tls is None:
         connection = HTTPConnection(target.host, target.port, timeout=timeout)
     else:
@@ -156,7 +173,7 @@ def exchanged(  # noqa: PLR0917  as many as a request has
         connection.close()
     if response.status not in {200, 201, 204}:
         raise NoAnswer(_refusal(target, response.status, body, response.headers.get("retry-after", "")))
-    return response.status, body
+    return response.status, body, response.headers.get("x-nodes-behind", "")
 
 
 def _body_of(response: HTTPResponse, progress: Progress | None) -> bytes:
@@ -264,4 +281,16 @@ def told(arguments: argparse.Namespace, terminal: Terminal, answer: Any, *lines:
     else:
         for line in lines:
             terminal.say(printable(line))
+    return waited(arguments, terminal)
+
+
+def waited(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Say which nodes do not run a change that was waited for; returns the exit code."""
+    if not getattr(arguments, "wait", ""):
+        return OK
+    if arguments.behind:
+        terminal.complain(printable(f"not all nodes run it yet: {arguments.behind}"))
+        return NO
+    if not arguments.json:
+        terminal.say("all nodes run it")
     return OK

@@ -73,10 +73,9 @@ def _add_database(commands: Commands) -> None:
 def _list_audit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     names = ("actor", "action", "kind", "subject", "limit")
     found = call(arguments, "GET", "/audit", query={name: getattr(arguments, name) for name in names})["items"]
-    rows = [
-        (each["at"], each["actor"], each["action"], each["kind"], each["subject"], each["reason"]) for each in found
-    ]
-    return listed(arguments, terminal, found, ("AT", "WHO", "DID", "TO", "", "WHY"), rows)
+    shown = ("revision", "at", "actor", "action", "kind", "subject", "reason")
+    rows = [[each[name] for name in shown] for each in found]
+    return listed(arguments, terminal, found, ("REVISION", "AT", "WHO", "DID", "TO", "", "WHY"), rows)
 
 
 def _verify_audit(arguments: argparse.Namespace, terminal: Terminal) -> int:

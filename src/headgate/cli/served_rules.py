@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -21,8 +22,9 @@ from headgate.cli.admin_client import (
     operator,
     paged,
     told,
+    waited,
 )
-from headgate.cli.command import NO, OK, Commands, Terminal, add_command, as_json
+from headgate.cli.command import NO, OK, Commands, Terminal, add_command, as_json, named
 from headgate.cli.rule_files import checked_text, explained
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
@@ -30,6 +32,7 @@ from headgate.policy.loading import load
 from headgate.policy.model import Ruleset
 from headgate.policy.snapshot import replace_file
 from headgate.policy.times import length_of
+from headgate.policy.yaml_text import Document, resolved
 
 if TYPE_CHECKING:
     from headgate.admin.database import Database
@@ -71,7 +74,7 @@ def add_to_rules(actions: Commands) -> None:
     apply.add_argument("--replace-users", action="store_true", help=about)
     apply.add_argument("--yes", action="store_true", help="do not ask whether that is really wanted")
     apply.add_argument("--all", action="store_true", help=f"list all changes, not only the first {LISTED}")
-    add_admin_options(apply, changes=True, database=True, seconds=BULK_SECONDS)
+    add_admin_options(apply, changes=True, database=True, waits=True, seconds=BULK_SECONDS)
     delete = add_command(
         actions,
         "delete",
@@ -83,7 +86,22 @@ def add_to_rules(actions: Commands) -> None:
     delete.add_argument("id", metavar="ID", help="the id of a rule")
     about = "delete what users and tiers change of it, too"
     delete.add_argument("--drop-overrides", action="store_const", const="drop", default="", help=about)
-    add_admin_options(delete, changes=True)
+    add_admin_options(delete, changes=True, waits=True)
+    setting = add_command(
+        actions,
+        "set",
+        _set,
+        "change some fields of a rule",
+        more="Values are those of a rules file; null takes a field away, and when.region is a member of when.",
+        examples="headgate rules set orders-user limit=200 burst=null --reason 'summer sale'\n"
+        "headgate rules set orders-user 'methods=[GET, POST]' when.region=eu --wait",
+    )
+    enable = add_command(actions, "enable", partial(_set, enabled=True), "let a rule apply again")
+    disable = add_command(actions, "disable", partial(_set, enabled=False), "let a rule not apply, and keep it")
+    for parser in (setting, enable, disable):
+        parser.add_argument("id", metavar="ID", help="the id of a rule")
+        add_admin_options(parser, changes=True, waits=True)
+    setting.add_argument("fields", metavar="FIELD=VALUE", nargs="+", help="what is to change")
     versions = add_command(
         actions,
         "versions",
@@ -121,7 +139,7 @@ def add_to_rules(actions: Commands) -> None:
     )
     rollback.add_argument("id", metavar="ID", help="the id of a rule")
     rollback.add_argument("version", metavar="VERSION", type=int, help="as headgate rules versions shows it")
-    add_admin_options(rollback, changes=True)
+    add_admin_options(rollback, changes=True, waits=True)
 
 
 def _get_rule(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -176,14 +194,16 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
         return on_database(arguments.database, work, may_be_new=True)
 
+    if arguments.database and arguments.wait:
+        raise UsageError("--wait asks a service which nodes run the change: it does not go with --database")
     with progress.shown(terminal, f"comparing {size} with those in force"):
         planned = applied(dry_run=True)
     gone: dict[str, int] = planned["counts"].get("delete", {})
     seen: int | None = None
     if not arguments.dry_run and gone and not arguments.json:
-        named = [change for change in planned["changes"] if change["action"] == "delete"][:10]
-        names = ", ".join(f"{change['kind']} {printable(change['id'])}" for change in named)
-        more = ", ..." if len(named) < sum(gone.values()) else ""
+        first = [change for change in planned["changes"] if change["action"] == "delete"][:10]
+        names = ", ".join(f"{change['kind']} {printable(change['id'])}" for change in first)
+        more = ", ..." if len(first) < sum(gone.values()) else ""
         if not confirmed(arguments, terminal, f"This deletes {sum(gone.values())}: {names}{more}. Go on?"):
             return NO
         seen = None if arguments.yes else planned["revision"] - 1  # what is confirmed is what was shown, and no more
@@ -193,9 +213,9 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
             answer = applied(dry_run=False, expected=seen)
     if arguments.json:
         terminal.say_json(answer)
-        return OK
-    _tell_changes(answer, terminal, most=None if arguments.all else LISTED)
-    return OK
+    else:
+        _tell_changes(answer, terminal, most=None if arguments.all else LISTED)
+    return OK if arguments.dry_run else waited(arguments, terminal)
 
 
 def _tell_changes(answer: Json, terminal: Terminal, *, most: int | None) -> None:
@@ -225,6 +245,24 @@ def _counted(count: int, noun: str) -> str:
 def _delete_rule(arguments: argparse.Namespace, terminal: Terminal) -> int:
     call(arguments, "DELETE", f"/rules/{quote(arguments.id, '')}", query={"overrides": arguments.drop_overrides})
     return told(arguments, terminal, {"id": arguments.id, "deleted": True}, f"rule {arguments.id} is deleted")
+
+
+def _set(arguments: argparse.Namespace, terminal: Terminal, *, enabled: bool | None = None) -> int:
+    patch: Json = {} if enabled is None else {"enabled": enabled}
+    for text in getattr(arguments, "fields", ()):
+        path, value = named(text, "set", "limit=200")
+        *outer, field = path.split(".")
+        target = patch
+        for name in outer:
+            target = target.setdefault(name, {})
+            if not isinstance(target, dict):
+                raise UsageError(f"{name} is there twice, with a value and with members")
+        if field in target:
+            raise UsageError(f"{path} is there twice")
+        target[field] = Document(value, text).data if value[0] in "[{\"'" else resolved(value)
+    answer = call(arguments, "PATCH", f"/rules/{quote(arguments.id, '')}", patch)
+    rule = {name: value for name, value in answer.items() if name not in {"created_at", "updated_at", "version"}}
+    return told(arguments, terminal, answer, msgspec.json.encode(rule).decode())
 
 
 def _what_if(arguments: argparse.Namespace, terminal: Terminal) -> int:

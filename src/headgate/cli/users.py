@@ -50,7 +50,7 @@ def add(commands: Commands) -> None:
     override.add_argument("--end", action="store_true", help="end the override now")
     reset.add_argument("rules", metavar="RULE", nargs="*", help="rules that count users; default: all of them")
     for parser in (listing, show, tier, override, reset):
-        add_admin_options(parser, changes=parser not in {listing, show})
+        add_admin_options(parser, changes=parser not in {listing, show}, waits=parser in {tier, override})
 
 
 def _list_users(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -96,13 +96,13 @@ async def list_revisions(admin: Admin, offset: Offset = 0, limit: Limit = 100) -
     return (await admin.revisions(offset, limit))._asdict()
 
 
-@get("/revisions/{number:int}", opt=VIEWER, summary="What a revision changed")
+@get("/revisions/{number:str}", opt=VIEWER, summary="What a revision changed")
 async def get_revision(admin: Admin, number: Number, offset: Offset = 0, limit: Limit = 100) -> Json:
     """Return a revision with its changes, a page of them, each with what was before and after."""
     return await admin.revision(number, offset, limit)
 
 
-@post("/revisions/{number:int}/undo", opt=EDITOR, summary="Undo a revision", status_code=200)
+@post("/revisions/{number:str}/undo", opt=EDITOR, summary="Undo a revision", status_code=200)
 async def undo_revision(
     admin: Admin,
     request: JsonRequest,

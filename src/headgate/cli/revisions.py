@@ -1,0 +1,138 @@
+"""``headgate revisions`` and ``headgate undo``: what was changed, and taking it back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from headgate.cli.admin_client import KEY, Json, add_admin_options, call, confirmed, listed, waited
+from headgate.cli.command import NO, OK, Commands, Terminal, add_command
+from headgate.core.errors import UsageError
+from headgate.core.numbers import printable
+
+_AUTOMATIC = "clean-up"
+"""The actor who removes overrides that have ended."""
+_SHOWN = 100
+"""Changes of a revision that are shown one by one."""
+_COLOURS = {"create": "green", "update": "cyan", "delete": "red"}
+_LONGEST = 200
+"""Characters of a value that is shown."""
+
+
+def add(commands: Commands) -> None:
+    """Add the commands."""
+    revisions = add_command(
+        commands,
+        "revisions",
+        _revisions,
+        "list changes of rules, tiers, users and settings, or show one",
+        more=KEY,
+        examples="headgate revisions\nheadgate revisions 12",
+    )
+    revisions.add_argument("revision", metavar="REVISION", nargs="?", type=int, help="show what it changed")
+    revisions.add_argument("--limit", type=int, default=50, metavar="N", help="so many [%(default)s]")
+    revisions.add_argument("--offset", type=int, default=0, metavar="N", help="after so many [%(default)s]")
+    add_admin_options(revisions)
+    undo = add_command(
+        commands,
+        "undo",
+        _undo,
+        "take back all that a revision changed",
+        more="That makes a new revision, which can be undone, too. If later changes stand in the way, they are named,\n"
+        "and nothing is changed; --force shows what it would change, and asks.\n\n"
+        "Exit codes: 0 done, 1 not agreed to, or not all nodes run it yet, 2 it cannot be undone, or wrong usage.",
+        examples="headgate undo --reason 'wrong file'\nheadgate undo 12 --dry-run\nheadgate undo 12 --force",
+    )
+    undo.add_argument(
+        "revision", metavar="REVISION", nargs="?", type=int, help="default: the newest but for automatic clean-ups"
+    )
+    undo.add_argument("--force", action="store_true", help="take back what was changed again later, too")
+    undo.add_argument("--dry-run", action="store_true", help="only show what would change")
+    undo.add_argument("--yes", action="store_true", help="do not ask whether that is really wanted")
+    add_admin_options(undo, changes=True, waits=True)
+
+
+def _revisions(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    query: Json = {"offset": arguments.offset, "limit": arguments.limit}
+    if arguments.revision is None:
+        found = call(arguments, "GET", "/revisions", query=query)["items"]
+        rows = [[each[name] for name in ("revision", "at", "actor", "summary", "reason")] for each in found]
+        return listed(arguments, terminal, found, ("REVISION", "AT", "WHO", "WHAT", "WHY"), rows)
+    found = call(arguments, "GET", f"/revisions/{arguments.revision}", query=query)
+    if arguments.json:
+        terminal.say_json(found)
+        return OK
+    why = f": {found['reason']}" if found["reason"] else ""
+    terminal.say(printable(f"revision {found['revision']}, {found['at']}, by {found['actor']}{why}"))
+    _show(found["items"], found["total"] - arguments.offset, terminal)
+    return OK
+
+
+def _undo(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    number = arguments.revision if arguments.revision is not None else _newest(arguments)
+    query: Json = {"force": "true" if arguments.force else "", "limit": _SHOWN}
+
+    def undone(*, dry_run: bool, expected: int | None = None) -> Json:
+        path = f"/revisions/{number}/undo"
+        given = {**query, "dry_run": "true" if dry_run else ""}
+        answer: Json = call(arguments, "POST", path, query=given, expected=expected)
+        return answer
+
+    seen: int | None = None
+    if arguments.force and not (arguments.dry_run or arguments.yes or arguments.json):
+        planned = undone(dry_run=True)
+        _show(planned["changes"], planned["total"], terminal)
+        if planned["total"]:
+            seen = planned["revision"] - 1  # what is confirmed is what was shown, and no more
+            if not confirmed(arguments, terminal, "This overrides later changes. Go on?"):
+                return NO
+    answer = undone(dry_run=arguments.dry_run, expected=seen)
+    if arguments.json:
+        terminal.say_json(answer)
+    else:
+        if seen is None:
+            _show(answer["changes"], answer["total"], terminal)
+        would = "would be " if arguments.dry_run else ""
+        terminal.say(f"revision {number} {would or 'is '}undone, revision {answer['revision']} {would}in force")
+    return OK if arguments.dry_run else waited(arguments, terminal)
+
+
+def _newest(arguments: argparse.Namespace) -> int:
+    """Return the newest revision that somebody made. Raises UsageError."""
+    for each in call(arguments, "GET", "/revisions", query={"limit": 1000})["items"]:
+        if each["actor"] != _AUTOMATIC:
+            number: int = each["revision"]
+            return number
+    raise UsageError("there is nothing to undo; headgate revisions lists what there is")
+
+
+def _show(changes: list[Json], total: int, terminal: Terminal) -> None:
+    """Write what changes, from what to what."""
+    for change in changes:
+        line = printable(f"{change['action']:<6} {change['kind']} {change['id']}")
+        terminal.say(terminal.styled(line, _COLOURS[change["action"]]))
+        for name, before, after in _differences(change["before"], change["after"]):
+            terminal.say(printable(f"       {name}{before} -> {after}"))
+    if total > len(changes):
+        terminal.say(f"and {total - len(changes)} more")
+    if not total:
+        terminal.say("nothing changes: all of it was taken back already")
+
+
+def _differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+    if before == after:
+        return
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in {**before, **after}:
+            yield from _differences(before.get(name), after.get(name), f"{path}.{name}" if path else name)
+    else:
+        yield f"{path}: " if path else "", _text(before), _text(after)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
