@@ -25,7 +25,6 @@ from headgate.admin.keys import AdminKeys
 from headgate.admin.objects import STAMPS, ObjectKind, Operation, Stored, UnknownObject, check_stamps, revision_number
 from headgate.admin.rule_catalogs import RuleCatalog
 from headgate.admin.tables import epoch_us
-from headgate.admin.transaction import Changed
 from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
 from headgate.engine import AsyncEngine
@@ -228,10 +227,7 @@ class AdminService:
         """Take back what a revision did; says what that changes, up to a limit. Raises as `Catalog.undo` does."""
         with _without_collections():
             done = await self.rules.undo(number, actor, expected, force=force, dry_run=dry_run)
-        some = _differences(done._replace(entries=done.entries[:limit]))
-        return {"revision": done.revision, "dry_run": dry_run, "undone": number, "total": len(done.entries)} | {
-            "changes": some
-        }
+        return {"undone": number, "total": len(done.entries), **done.to_data(dry_run=dry_run, most=limit)}
 
     async def _say_whom_it_touches(
         self,
@@ -554,13 +550,6 @@ def merge_patch(target: Any, patch: Any) -> Any:
         else:
             merged[name] = merge_patch(merged.get(name), value)
     return merged
-
-
-def _differences(changed: Changed) -> list[dict[str, Any]]:
-    return [
-        {"kind": kind, "id": name, "action": action, "before": before, "after": after}
-        for action, kind, name, before, after in changed.entries
-    ]
 
 
 def _revision(found: revisions.Revision) -> dict[str, Any]:

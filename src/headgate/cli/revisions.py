@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from headgate.cli.admin_client import KEY, Json, add_admin_options, call, confirmed, listed, waited
+from headgate.cli.admin_client import BULK_SECONDS, KEY, Json, add_admin_options, call, confirmed, listed, waited
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
@@ -51,7 +51,7 @@ def add(commands: Commands) -> None:
     undo.add_argument("--force", action="store_true", help="take back what was changed again later, too")
     undo.add_argument("--dry-run", action="store_true", help="only show what would change")
     undo.add_argument("--yes", action="store_true", help="do not ask whether that is really wanted")
-    add_admin_options(undo, changes=True, waits=True)
+    add_admin_options(undo, changes=True, waits=True, seconds=BULK_SECONDS)
 
 
 def _revisions(arguments: argparse.Namespace, terminal: Terminal) -> int:
