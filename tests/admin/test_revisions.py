@@ -192,6 +192,7 @@ class TestApi:
                 "dry_run": True,
                 "undone": 2,
                 "total": 1,
+                "counts": {"delete": {"rule": 1}},
                 "changes": [
                     {
                         "kind": "rule",

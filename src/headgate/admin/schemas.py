@@ -323,6 +323,7 @@ ANSWERS: dict[str, Described] = {
             "dry_run": (YES_OR_NO, False),
             "undone": (WHOLE, 7),
             "total": (WHOLE, 1),
+            "counts": ({"type": "object"}, {"update": {"rule": 1}}),
             "changes": (list_of(_DIFFERENCE), [_UPDATE]),
         }
     ),

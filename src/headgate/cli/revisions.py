@@ -7,8 +7,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from headgate.cli.admin_client import BULK_SECONDS, KEY, Json, add_admin_options, call, confirmed, listed, waited
+from headgate.cli.admin_client import KEY, Json, add_admin_options, call, confirmed, listed, waited
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command
+from headgate.cli.served_rules import BULK_SECONDS
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 
