@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -207,6 +208,28 @@ def test_an_override_is_shown_with_the_limits_that_it_makes(operator: Operator) 
         assert f"{limit}/minute" in line
         assert line.endswith("override")
     operator.run("users", "override", "shown", "orders-user", "--end")
+
+
+def test_an_override_lasts_for_as_long_as_is_said(operator: Operator) -> None:
+    before = epoch_us() // 1_000_000 * 1_000_000
+    operator.run("users", "override", "soon-over", "orders-user", "--limit", "500", "--for", "1h")
+    listed = json.loads(operator.run("users", "list", "--json"))
+    (user,) = [each for each in listed if each["id"] == "soon-over"]
+    until_ = user["overrides"]["orders-user"]["until"]
+    assert moment_text(before + 3_600_000_000) <= until_ <= moment_text(epoch_us() + 3_600_000_000)
+    for wrong, told in (
+        (("--for", "1h", "--until", "2036-01-01T00:00:00Z"), "give one of them"),
+        (("--for", "soon"), "--for is a length of time, such as 30m, 1h or 7d, not 'soon'"),
+        (("--for", "1h", "--end"), "--end ends the override: it does not go with --for"),
+    ):
+        assert told in operator.run("users", "override", "soon-over", "orders-user", *wrong, code=2)
+    assert "say what is different" in operator.run("users", "override", "u", "orders-user", "--for", "1h", code=2)
+    operator.run("users", "override", "soon-over", "orders-user", "--end")
+
+
+def test_usage_of_a_rule_that_does_not_exist_names_those_that_do(operator: Operator) -> None:
+    assert "rule 'nosuch' does not exist; there are: " in operator.run("usage", "nosuch", code=2)
+    operator.run("usage", "orders-user")
 
 
 def test_a_rule_in_use_is_deleted_with_what_is_changed_of_it(

@@ -308,7 +308,7 @@ class TestFromBucket:
             (10, Fraction(1, 7), 1, 7 * SECOND, 9),
             (10, Decimal("0.25"), 1, 4 * SECOND, 9),
             (1, "1e-6", 1, 1_000_000 * SECOND, 0),
-            (1, 1_000_000, 1_000_000, SECOND, -999_999),
+            (1, 1000, 1000, SECOND, -999),
             (3_000_000, 2_000_000, 2_000_000, SECOND, 1_000_000),
         ],
     )
@@ -334,7 +334,7 @@ class TestFromBucket:
         try:
             quota = Quota.from_bucket(capacity, rate)
         except InvalidQuota:
-            assert capacity / rate * SECOND > EXACT
+            assert capacity / rate * SECOND > EXACT or rate > 1000 * capacity
         else:
             assert quota.capacity == capacity
             assert (quota.limit, quota.window_us) == (rate.numerator, rate.denominator * SECOND)
@@ -361,7 +361,7 @@ class TestFromBucket:
         quota = Quota.from_bucket(10, "3.14159265358979")
         assert (quota.limit, quota.window_us, quota.capacity) == (3_126_535, 995_207 * SECOND, 10)
 
-    @given(st.floats(1e-7, 1e9))
+    @given(st.floats(1e-7, 1e5))
     def test_every_rate_written_as_a_number_works(self, rate: float) -> None:
         """As it is written, or the next lower one that can be counted: within 10^-9 of it."""
         quota = Quota.from_bucket(100, rate)
@@ -409,22 +409,17 @@ class TestFromBucket:
             f"refill_rate must be a number of tokens per second, such as 10, 0.5 or '1/3', not {rate!r}"
         )
 
-    @pytest.mark.parametrize(
-        ("rate", "limit"),
-        [
-            (1e308, "1" + "0" * 49 + "... (309 characters)"),
-            (10**30, "1" + "0" * 30),
-            (1 << 63, "9223372036854775808"),
-            ("1e30", "1" + "0" * 30),
-            (EXACT + 1, "2251799813685249"),
-        ],
-    )
-    def test_a_huge_rate_cannot_be_computed(self, rate: Any, limit: str) -> None:
+    @pytest.mark.parametrize("rate", [1e308, 10**30, 1 << 63, "1e30", EXACT + 1, "10000.001"])
+    def test_a_rate_that_fills_the_bucket_within_a_millisecond_is_a_typo(self, rate: Any) -> None:
         with pytest.raises(InvalidQuota) as error:
             Quota.from_bucket(10, rate)
-        assert refusal(error) == (
-            f"a bucket of 10 with a refill_rate of {rate}: limit must be a whole number from 1 to {EXACT}, not {limit}"
-        )
+        told = f"a refill_rate of {rate} fills a bucket of 10 within a millisecond"
+        assert refusal(error) == f"{told}: give at most 1000 times the capacity, 10000"
+        assert Quota.from_bucket(10, 10_000).limit == 10_000
+
+    def test_a_huge_rate_cannot_be_computed(self) -> None:
+        with pytest.raises(InvalidQuota, match=f"limit must be a whole number from 1 to {EXACT}"):
+            Quota.from_bucket(EXACT, EXACT + 1)
 
     def test_a_bucket_that_takes_longer_to_refill_than_can_be_counted(self) -> None:
         with pytest.raises(InvalidQuota) as error:

@@ -81,6 +81,15 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(("sunset", "warnings"), [("2027-07-01T00:00:00Z", 0), ("2027-06-30T00:00:00Z", 1)])
+def test_less_than_six_months_of_notice_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, sunset: str, warnings: int
+) -> None:
+    entry = f"{{path: /a, deprecated: 2027-01-01T00:00:00Z, sunset: {sunset}}}"
+    assert read(tmp_path, f"version: 1\ndeprecations: [{entry}]").fields("/a")
+    assert caplog.text.count("sunset: is less than six months after the path is deprecated") == warnings
+
+
 def test_a_service_announces_on_both_planes(tmp_path: Path) -> None:
     (tmp_path / "deprecations.yaml").write_text(FILE)
     key = "hg_" + "k" * 40

@@ -12,6 +12,7 @@ from headgate.cli.admin_client import KEY, Json, add_admin_options, call, listed
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command, add_group
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
+from headgate.policy.request import UnknownRule
 
 if TYPE_CHECKING:
     from headgate.admin.database import Database
@@ -106,6 +107,10 @@ def _usage(arguments: argparse.Namespace, terminal: Terminal) -> int:
     since = time.time_ns() // 1000 - max(0, arguments.hours) * _HOUR_US
     since -= since % (_HOUR_US if arguments.step == "hour" else _HOUR_US // 60)  # with what has begun before
     found = paged(arguments, "/usage", rule_id=arguments.rule, step=arguments.step, since=max(0, since))
+    if not found and arguments.rule:  # of a rule that was deleted, usage is kept for a while
+        known = [each["id"] for each in paged(arguments, "/rules")]
+        if arguments.rule not in known:
+            raise UnknownRule(arguments.rule, known)
     lines: dict[tuple[str, str], dict[str, int]] = {}
     for each in found:
         lines.setdefault((each["at"], each["rule_id"]), {})[each["outcome"]] = each["count"]

@@ -7,8 +7,11 @@ from urllib.parse import quote
 
 from headgate.cli.admin_client import KEY, add_admin_options, call, listed, paged, told
 from headgate.cli.command import Commands, Terminal, add_command, add_group
+from headgate.clock import SystemClock
 from headgate.core.errors import UsageError
-from headgate.core.numbers import printable
+from headgate.core.numbers import printable, short
+from headgate.core.quota import SECOND
+from headgate.policy.times import length_of, moment_text
 
 
 def add(commands: Commands) -> None:
@@ -24,6 +27,7 @@ def add(commands: Commands) -> None:
         _override,
         "change a rule for one user, for good or until a moment",
         examples="headgate users override 42 orders-user --limit 500 --until 2030-01-01T00:00:00Z\n"
+        "headgate users override 42 orders-user --limit 500 --for 1h\n"
         "headgate users override 42 orders-user --end",
     )
     reset = add_command(
@@ -46,6 +50,9 @@ def add(commands: Commands) -> None:
     override.add_argument("--window", metavar="LENGTH", help="such as 30s, 1m, 1h")
     override.add_argument(
         "--until", metavar="MOMENT", help="when it ends by itself, such as 2030-01-01T00:00:00Z; default: never"
+    )
+    override.add_argument(
+        "--for", dest="length", metavar="LENGTH", help="how long it lasts from now, such as 30m, 1h or 7d"
     )
     override.add_argument("--end", action="store_true", help="end the override now")
     reset.add_argument("rules", metavar="RULE", nargs="*", help="rules that count users; default: all of them")
@@ -85,15 +92,28 @@ def _override(arguments: argparse.Namespace, terminal: Terminal) -> int:
     names = ("limit", "burst", "capacity", "window", "until")
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     if arguments.end:
-        if given:
-            raise UsageError(f"--end ends the override: it does not go with --{next(iter(given))}")
+        if given or arguments.length is not None:
+            wrong = next(iter(given), "for")
+            raise UsageError(f"--end ends the override: it does not go with --{wrong}")
         answer = call(arguments, "DELETE", f"{_user(arguments)}/override", query={"rule_id": arguments.rule})
         return told(arguments, terminal, answer, f"user {arguments.user} has no override of {arguments.rule} any more")
-    if not given:
+    if arguments.length is not None:
+        if arguments.until is not None:
+            raise UsageError("--for and --until both say when it ends: give one of them")
+        given["until"] = _moment_in(arguments.length)
+    if not given.keys() - {"until"}:
         raise UsageError("say what is different: --limit, --burst, --capacity or --window; or --end")
     answer = call(arguments, "POST", f"{_user(arguments)}/override", {"rule_id": arguments.rule, **given})
     warned = "".join(f"; {warning}" for warning in answer.get("warnings", ()))
     return told(arguments, terminal, answer, f"user {arguments.user}: {arguments.rule} is overridden{warned}")
+
+
+def _moment_in(text: str) -> str:
+    """Return the moment that is so far from now, in whole seconds. Raises UsageError."""
+    try:
+        return moment_text((SystemClock().now() + length_of(text)) // SECOND * SECOND)
+    except (ValueError, OverflowError):
+        raise UsageError(f"--for is a length of time, such as 30m, 1h or 7d, not {short(text)}") from None
 
 
 def _reset_user(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -18,6 +18,8 @@ SECOND = 1_000_000
 MAX_WINDOW_US = 3660 * 24 * 3600 * SECOND
 ONE_OFF_WINDOW_US = 365 * 24 * 3600 * SECOND
 MAX_REPLICAS = 100
+MOST_REFILLS = 1000
+"""A bucket may fill so many times in a second, but no more: what it would limit is a typo, not a rate."""
 _RATE = re.compile(r"-?[0-9.]{1,40}(e[+-]?[0-9]{1,3}|/[0-9]{1,40})?", re.IGNORECASE)
 
 
@@ -145,6 +147,10 @@ class Quota:
                 message = f"only a token_bucket may have a refill_rate of 0, not {algorithm}"
                 raise InvalidQuota(message, fields=("refill_rate",))
             return cls.one_off(capacity)
+        if rate > MOST_REFILLS * capacity:
+            message = f"a refill_rate of {refill_rate} fills a bucket of {capacity} within a millisecond"
+            right = f"give at most {MOST_REFILLS} times the capacity, {MOST_REFILLS * capacity}"
+            raise InvalidQuota(f"{message}: {right}", fields=("refill_rate",))
         try:
             rate = _countable(rate)
             return cls(

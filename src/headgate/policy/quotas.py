@@ -27,7 +27,7 @@ from headgate.core.quota import Quota
 from headgate.policy.model import BURST_OR_CAPACITY
 from headgate.policy.problems import Findings, Path, ProblemKind
 from headgate.policy.schema import Field, ListOf, Record, Scalar, Schema, Values
-from headgate.policy.times import CALENDAR_UNITS, length, length_of
+from headgate.policy.times import CALENDAR_UNITS, length, length_of, length_text
 
 _MEANING = ProblemKind.MEANING
 _PERCENT = Scalar.whole(1, 100)
@@ -44,13 +44,30 @@ _ZONE = Scalar(
     "is not a time zone",
     "a name such as Europe/Berlin, or true for UTC",
 )
+
+
+def _limit_hint(value: object, findings: Findings) -> str:
+    """Return what would work: text that is a whole quota is often given as its limit."""
+    try:
+        quotas = Quota.parse(value) if isinstance(value, str) else ()
+    except UsageError:
+        quotas = ()
+    if not quotas:
+        hint = Scalar.whole(0).hint
+        return hint(value, findings) if hint is not None else ""
+    apart = f"limit: {quotas[0].limit}, window: {length_text(quotas[0].window_us)}, or " if len(quotas) == 1 else ""
+    return f"Write {apart}quota: {value}."
+
+
 ALGORITHMS = {**{str(each): each for each in Algorithm}, "sliding_window": Algorithm.SLIDING_WINDOW_COUNTER}
 AS_TEXT = ""
 """Stands among fields for which text stood in the file: problems with them are problems of the whole."""
 
 
 QUOTA_FIELDS = {
-    "limit": Field(Scalar.whole(0), "How many units may pass, or come back, in each window."),
+    "limit": Field(
+        replace(Scalar.whole(0), hint=_limit_hint), "How many units may pass, or come back, in each window."
+    ),
     "window": Field(
         length(calendar=True),
         "The window: a length such as 30s, 1m, 1 hour, 1d, or seconds; with `calendar`: day, week, month or year.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from os import PathLike, fspath
 
 from headgate.policy.problems import Findings, ProblemKind
@@ -11,6 +12,9 @@ from headgate.policy.yaml_text import Document, text_of
 from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse, answered
 from headgate.web.deprecation import Deprecation, Deprecations
 
+NOTICE_US = 181 * 86_400 * 1_000_000
+"""The shortest six months, from a first of January or February on."""
+_LOG = logging.getLogger("headgate.server")
 _ENTRY = Record(
     "a deprecation",
     {
@@ -54,8 +58,13 @@ def load_deprecations(path: str | PathLike[str]) -> Deprecations:
         if entry.sunset is not None and entry.sunset < entry.deprecated:
             wrong = "is before the path is deprecated"
             findings.add((*place, "sunset"), wrong, "a moment after `deprecated`", kind=ProblemKind.MEANING)
+        elif entry.sunset is not None and entry.sunset - entry.deprecated < NOTICE_US:
+            wrong = "is less than six months after the path is deprecated"
+            findings.warn((*place, "sunset"), wrong, "a later moment: clients need time to move")
         entries[entry.path] = entry
     findings.check()
+    for finding in findings.warnings():
+        _LOG.warning("%s", finding)
     return Deprecations(tuple(entries.values()))
 
 
