@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "sdk": {"core", "clock", "flows", "live", "locks", "stores", "policy", "protos", "engine", "waiting", "web"},
     "integrations": {"core", "clock", "flows", "stores", "policy", "engine", "limiter", "sdk", "waiting", "web"},
     "gateway": {"core", "clock", "live", "policy", "observe", "server", "stores", "web"},
-    "admin": {"core", "engine", "limiter", "observe", "policy", "web"},
+    "admin": {"core", "engine", "limiter", "observe", "policy", "stores", "web"},
     "cli": {
         "admin",
         "core",

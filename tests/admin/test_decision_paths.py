@@ -175,8 +175,8 @@ def test_people_and_programs_are_told_of_the_same_members() -> None:
     members = {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
     canonical = decision_paths.COMPONENTS["question"]["anyOf"][0]["properties"]
     answered = decision_paths.COMPONENTS["decision"]
-    assert members == {*canonical, *answered["required"]}
-    assert set(answered["properties"]) - set(answered["required"]) == {"charge", "exact"}
+    assert members == {*canonical, *answered["required"], "refusal"}
+    assert set(answered["properties"]) - set(answered["required"]) == {"charge", "exact", "refusal"}
 
 
 def faults_of(name: str, value: object) -> list[str]:

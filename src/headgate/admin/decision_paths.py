@@ -53,6 +53,7 @@ _DECISION, _DECISION_EXAMPLE = record(
         "unmatched_principals": (list_of(TEXT), []),
     },
     charge=TEXT,
+    refusal=form({"status": WHOLE, "message": TEXT}),
     exact=form({"allowed": YES_OR_NO, "verdict": TEXT, "version": WHOLE}),
 )
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string", "minLength": 1, "maxLength": 512}}
