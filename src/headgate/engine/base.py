@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from copy import copy
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypedDict
 
 from headgate.clock import Clock
 from headgate.core.decision import Decision
@@ -16,7 +16,7 @@ from headgate.core.plan import Call, Limit
 from headgate.engine.verbs import Flow, T
 from headgate.flows import drive, drive_async
 from headgate.stores.base import AsyncStore
-from headgate.stores.cached import AsyncCachedStore, CacheStatistics
+from headgate.stores.cached import PEEKS, AsyncCachedStore, CacheStatistics
 from headgate.stores.failover import AsyncFailoverStore, Statistics
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
 from headgate.stores.traffic import Networked, TrafficStatistics
@@ -25,6 +25,21 @@ DENIALS = 1.0
 """Seconds for which a refusal is repeated: so soon a reset or a refund by another node is noticed."""
 LONGEST_MS = 1000
 """No caller's deadline is longer, in milliseconds. So there are only so many different ones."""
+
+
+class StoreOptions(TypedDict, total=False):
+    """How an engine treats a store that is not in memory."""
+
+    peeks: float
+    """Seconds for which the answer to a peek is repeated; 0 for never."""
+    denials: float
+    """Seconds for which a refusal is repeated at most; 0 for never."""
+    failures: int
+    """So many failures in a row open the circuit of a server."""
+    pause: float
+    """Seconds until the first probe of a server whose circuit is open, doubled by each that fails."""
+    longest_pause: float
+    """The most they grow to."""
 
 
 class AsyncEngineBase:
@@ -36,11 +51,20 @@ class AsyncEngineBase:
         nodes: how many processes share the limits, this one included, for the mode "local".
         is_cached: whether peeks and refusals are repeated for a moment, where the store is elsewhere; see
             `headgate.stores.cached`.
+        options: see `StoreOptions`.
     """
 
     def __init__(
-        self, store: AsyncStore, mode: Mode | Callable[[Limit], Mode], nodes: int, *, is_cached: bool = False
+        self,
+        store: AsyncStore,
+        mode: Mode | Callable[[Limit], Mode],
+        nodes: int,
+        *,
+        is_cached: bool = False,
+        options: StoreOptions | None = None,
     ) -> None:
+        breaker: Any = dict(options or ())
+        peeks, denials = breaker.pop("peeks", PEEKS), breaker.pop("denials", DENIALS)
         self.clock: Clock = store.clock
         """What time it is for the limits."""
         self.store = store
@@ -53,9 +77,9 @@ class AsyncEngineBase:
         if isinstance(store, AsyncMemoryStore):
             self._memory = store.store
         else:
-            store = self._failover = AsyncFailoverStore(store, mode=mode, nodes=nodes)
-            if is_cached:  # outside: what is repeated says nothing about how the store is
-                store = self._cached = AsyncCachedStore(store, denials=DENIALS)
+            store = self._failover = AsyncFailoverStore(store, mode=mode, nodes=nodes, **breaker)
+            if is_cached and (peeks or denials):  # outside: what is repeated says nothing about how the store is
+                store = self._cached = AsyncCachedStore(store, peeks=peeks, denials=denials)
         self._store: AsyncStore = store
         self._by_deadline: dict[int, Self] = {}
 

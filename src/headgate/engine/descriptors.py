@@ -21,7 +21,7 @@ from headgate.core.errors import InvalidKey
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.plan import Call, Limit, Plan, Verb, refund_of
-from headgate.engine.base import AsyncEngineBase
+from headgate.engine.base import AsyncEngineBase, StoreOptions
 from headgate.engine.verbs import Flow, checked_mode, used_up
 from headgate.live import LoadStatistics
 from headgate.policy.envoy import (
@@ -77,6 +77,7 @@ class AsyncDescriptorEngine(AsyncEngineBase):
             the next request is the one to be refused.
         clock: where time comes from, for tests; only with a store given by address.
         is_cached: see `AsyncEngine`.
+        store_options: see `headgate.engine.base.StoreOptions`.
     """
 
     def __init__(
@@ -92,10 +93,13 @@ class AsyncDescriptorEngine(AsyncEngineBase):
         count_refused: bool = False,
         clock: Clock | None = None,
         is_cached: bool = False,
+        store_options: StoreOptions | None = None,
     ) -> None:
         self.mode = checked_mode(on_store_failure)
         """What is answered while the store is away."""
-        super().__init__(open_async_store(store, clock=clock), self.mode, nodes, is_cached=is_cached)
+        super().__init__(
+            open_async_store(store, clock=clock), self.mode, nodes, is_cached=is_cached, options=store_options
+        )
         self._own = isinstance(trees, str | os.PathLike)
         if isinstance(trees, str | os.PathLike):
             trees = LiveDescriptors(trees, merge_domains=merge_domains)

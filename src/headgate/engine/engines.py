@@ -12,7 +12,7 @@ from headgate.clock import Clock
 from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
 from headgate.core.plan import Call
-from headgate.engine.base import AsyncEngineBase
+from headgate.engine.base import AsyncEngineBase, StoreOptions
 from headgate.engine.charges import Seal
 from headgate.engine.ruling import Explained, Passed, Reset, Ruling
 from headgate.engine.together import JointRequest
@@ -208,6 +208,7 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
         clock: where time comes from, for tests; only with a store given by address.
         is_cached: whether answers to peeks are repeated for 50 ms, and refusals for up to a second, without asking a
             store that is not in memory; see `headgate.stores.cached` on what that costs.
+        store_options: see `headgate.engine.base.StoreOptions`.
     """
 
     def __init__(
@@ -219,10 +220,13 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
         nodes: int = 1,
         clock: Clock | None = None,
         is_cached: bool = False,
+        store_options: StoreOptions | None = None,
     ) -> None:
         opened = open_async_store(store, clock=clock)
         self._verbs = Verbs(rules, on_store_failure, opened.clock)
-        AsyncEngineBase.__init__(self, opened, self._verbs.mode_of_limit, nodes, is_cached=is_cached)
+        AsyncEngineBase.__init__(
+            self, opened, self._verbs.mode_of_limit, nodes, is_cached=is_cached, options=store_options
+        )
         self._verbs.open()
 
     def serving(self, observer: Observer) -> AsyncEngine:

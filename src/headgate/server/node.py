@@ -89,6 +89,7 @@ class Node:
             on_store_failure=settings.on_store_failure,
             nodes=settings.shares,
             is_cached=True,
+            store_options=settings.store_options,
         )
         self._slots = Slots(folder) if folder else None
         self._recorder = Recorder(
@@ -123,6 +124,7 @@ class Node:
                 shadow_mode=settings.envoy_shadow,
                 count_refused=settings.envoy_count_refused,
                 is_cached=True,
+                store_options=settings.store_options,
             )
             self._trees.enforce(enforcing=settings.enforcement)
             self._recorder.watch(self._trees)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_network
 from pathlib import Path
@@ -13,6 +13,8 @@ from headgate.core.errors import InvalidQuota, UsageError
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.quota import Quota
+from headgate.engine.base import StoreOptions
+from headgate.stores.breaker import LONGEST_PAUSE_US, PAUSE_US, THRESHOLD
 from headgate.web.headers import RESET_FORMATS
 
 RLS_SECONDS, API_SECONDS = 0.015, 0.1
@@ -27,6 +29,12 @@ LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_WORKERS = 256
 _PORTS = (0, 65_535)
+_SECONDS: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("drain_delay", "drain_seconds"), (0, 3600)),
+    **dict.fromkeys(("cache_peeks", "cache_denials"), (0, 60)),
+    "breaker_pause": (0.001, 60),
+}
+"""Settings that are seconds, and what they may be."""
 KEYS_OF_DATABASE = "database"
 """As `caller_keys`: only keys of the admin plane, of the role check. With a file they open as well."""
 
@@ -79,6 +87,16 @@ class Settings:
     )
     on_store_failure: str = _option(
         Mode.LOCAL, "MODE", f"while the store is away, where a rule does not say: {', '.join(Mode)}", Mode
+    )
+    cache_peeks: float = _option(0.05, "SECONDS", "for which the answer to a peek is repeated; 0 for never")
+    cache_denials: float = _option(
+        1.0, "SECONDS", "for which a refusal is repeated, at most until the request would pass; 0 for never"
+    )
+    breaker_failures: int = _option(
+        THRESHOLD, "N", "calls in a row that fail, after which the store counts as down", (1, 1_000_000)
+    )
+    breaker_pause: float = _option(
+        PAUSE_US / 1_000_000, "SECONDS", "until it is tried again; each try that fails doubles them, up to 2 s"
     )
     nodes: int = _option(1, "N", "services that share the limits, this one included, for the mode local", (1, 10_000))
     enforcement: bool = _option(True, "ON", "off: limits are counted and reported, and refuse nothing: on or off")
@@ -189,9 +207,9 @@ class Settings:
     def __post_init__(self) -> None:
         for each in fields(self):
             _check(each.name, getattr(self, each.name), each.metadata["accepted"])
-        for name in ("drain_delay", "drain_seconds"):
-            if not 0 <= (seconds := getattr(self, name)) <= 3600:
-                raise InvalidSetting(name, f"seconds from 0 to 3600, not {seconds:g}")
+        for name, (least, most) in _SECONDS.items():
+            if not least <= (seconds := getattr(self, name)) <= most:
+                raise InvalidSetting(name, f"seconds from {least:g} to {most:g}, not {seconds:g}")
         self._check_quotas()
         if self.http_port and self.http_port == self.grpc_port:
             raise InvalidSetting("grpc_port", f"HTTP has port {self.http_port} already: take another one")
@@ -227,6 +245,17 @@ class Settings:
             return self.store
         address, _, query = self.store.partition("?")
         return f"{address}?{query}{'&' if query else ''}timeout={STORE_SECONDS}"
+
+    @property
+    def store_options(self) -> StoreOptions:
+        """How the engines treat a store on the network."""
+        return {
+            "peeks": self.cache_peeks,
+            "denials": self.cache_denials,
+            "failures": self.breaker_failures,
+            "pause": self.breaker_pause,
+            "longest_pause": max(LONGEST_PAUSE_US / 1_000_000, self.breaker_pause),
+        }
 
     @property
     def rls_seconds(self) -> float | None:
