@@ -148,6 +148,21 @@ def test_all_nodes_know_each_others_charges_whoever_starts_first(redis: RedisSer
         assert remaining(first) == [6, 16, 11], "by the new secret"
 
 
+def test_charges_are_known_to_a_node_that_has_just_started_also_when_many_come_at_once(redis: RedisServer) -> None:
+    async def refunded() -> list[bool]:
+        here, there = [AsyncEngine(load_rules(RULES), store=redis.address) for _ in range(2)]
+        try:
+            requests = [Request({"user": f"user-{number}"}) for number in range(5)]
+            rulings = [await here.check(request) for request in requests]
+            charges = [await here.charge_of(ruling) for ruling in rulings]
+            return list(map(bool, await asyncio.gather(*map(there.refund, requests, charges))))
+        finally:
+            await here.close()
+            await there.close()
+
+    assert all(asyncio.run(refunded()))
+
+
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
     with redis_server() as server:

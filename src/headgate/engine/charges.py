@@ -70,8 +70,9 @@ class Seal:
         """Return the calls of the store that find the secret out, or make it."""
         return [Call(Verb.CHECK, (limit,), _HALF + 1 + randbelow(_HALF)) for limit in _SECRETS]
 
-    def learn(self, answers: Sequence[Decision]) -> None:
+    def learn(self, answers: Sequence[Decision], now: int) -> None:
         """Take the secret from the answers to these calls, if it was the store that gave them."""
+        self.asked_at = now
         if not any(answer.degraded in set(Reason) for answer in answers):
             secret = b"".join([answer.remaining.to_bytes(8, "big") for answer in answers])
             if secret != self._secret:

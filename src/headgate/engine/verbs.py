@@ -236,16 +236,15 @@ class Verbs:
 
     def sealing(self) -> Flow[None]:
         """Find out the secret by which charges are sealed."""
-        if not self.seal and self._may_ask():
-            self.seal.learn((yield self.seal.calls()))
+        if not self.seal:
+            yield from self._learning()
 
-    def _may_ask(self) -> bool:
-        """Whether the secret was not asked for in the last second, in vain: refusals must not cost the store much."""
-        now, before = self.clock.ticks(), self.seal.asked_at
-        if before and now - before < SECOND:
-            return False
-        self.seal.asked_at = now
-        return True
+    def _learning(self) -> Flow[None]:
+        """Ask for the secret, unless that was in vain in the last second: refusals must not cost the store much."""
+        seal = self.seal
+        before = seal.asked_at
+        if not before or self.clock.ticks() - before >= SECOND:
+            seal.learn((yield seal.calls()), self.clock.ticks())
 
     def charge_of(self, ruling: Ruling) -> Flow[str]:
         yield from self.sealing()
@@ -349,9 +348,7 @@ class Verbs:
         try:
             return parse(charge, self.seal)
         except InvalidCharge:
-            if not self._may_ask():
-                raise
-            self.seal.learn((yield self.seal.calls()))
+            yield from self._learning()
             return parse(charge, self.seal)
 
     def _recorded(self, request: Request, reset: Reset) -> Reset:
