@@ -47,6 +47,7 @@ _BUDGETS = "__headgate_budgets__"
 _LIMITED_AS = "__headgate_limited__"
 """The attribute by which a function has what a decorator made of it."""
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:/-]+")
+_NUMBERED = re.compile(r":[0-9]+$")
 _LONGEST_NAME = 60
 """Characters of a name that is made of another one: it leaves room for a number at its end."""
 
@@ -177,7 +178,7 @@ def name_of(route: str, nth: int = 1) -> str:
     """Return the name of the n-th budget of a route: what cannot be in a name is replaced, and no two are the same."""
     route = route or NO_ROUTE
     name = _NOT_IN_NAMES.sub("_", route)
-    if name != route or len(name) > _LONGEST_NAME:
+    if name != route or len(name) > _LONGEST_NAME or _NUMBERED.search(name):  # as that of a second budget would be
         mark = blake2b(route.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
         name = f"{name[-_LONGEST_NAME + len(mark) + 1 :]}:{mark}"
     return name if nth == 1 else f"{name}:{nth}"
