@@ -49,7 +49,7 @@ FORBIDDEN = (
 )
 """No client's header is called so: what only we write, and what makes another request of it for some services."""
 OF_PROXIES = (
-    *("Forwarded", "X-Forward-*", "X-Forwarded-*", "X-Original-*", "X-Originating-*", "X-Rewrite-*", "X-Real-*"),
+    *("Forwarded-*", "X-Forward-*", "X-Forwarded-*", "X-Original-*", "X-Originating-*", "X-Rewrite-*", "X-Real-*"),
     *("X-Client-*", "X-Remote-*", "X-Cluster-*", "X-ProxyUser-*", "X-Host", "X-Host-*", "X-Server-*", "X-Port"),
     *("X-Scheme", "X-URL-Scheme", "X-Proto", "X-Protocol", "X-SSL-*", "SSL-*", "X-HTTPS", "Front-End-HTTPS"),
     *("X-Script-*", "X-Path-Info", "X-Request-URI", "X-Sendfile-*", "X-Accel-*", "X-Custom-IP-*", "X-TLS-*"),
@@ -65,6 +65,18 @@ OF_PROXIES = (
         "X-NF-Client-*",
         "X-Coming-From",
         "Client-Cert-*",
+        "X-MS-Token-*",
+        "X-Consumer-*",
+        "X-Anonymous-Consumer",
+        "X-Credential-*",
+        "X-Authentik-*",
+        "X-Pomerium-*",
+        "X-Kubernetes-*",
+        "Tailscale-*",
+        "OIDC-*",
+        "X-Matched-Path",
+        "X-Invoke-*",
+        "X-Now-*",
     ),
 )
 """Nor so, unless proxies of our own come before: who is told to be the client, and what was asked for."""
