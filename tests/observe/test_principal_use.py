@@ -11,7 +11,8 @@ import pytest
 from headgate.core.plan import Limit
 from headgate.core.quota import Quota
 from headgate.observe import principal_use
-from headgate.observe.principal_use import MINUTE_US, POSITIONS, PrincipalUse, WindowUse, leave, left_in, passed_over
+from headgate.observe.principal_use import MINUTE_US, POSITIONS, PrincipalUse, WindowUse, passed_over
+from headgate.observe.workers import USES
 
 BEGIN = 1_800_000_000_000_000
 MINUTELY = Quota(5, MINUTE_US)
@@ -143,21 +144,21 @@ class TestFiles:
     USE = WindowUse("orders", MINUTE_US, 5, BEGIN, 0, {7: 1})
 
     def test_what_workers_leave_is_read_once(self, tmp_path: Path) -> None:
-        leave(tmp_path, 0, [self.USE])
-        leave(tmp_path, 1, [self.USE, self.USE])
-        leave(tmp_path, 1, [])
-        assert list(left_in(tmp_path)) == [self.USE] * 3
-        assert list(left_in(tmp_path)) == []
+        USES.leave(tmp_path, 0, [self.USE])
+        USES.leave(tmp_path, 1, [self.USE, self.USE])
+        USES.leave(tmp_path, 1, [])
+        assert list(USES.left_in(tmp_path)) == [self.USE] * 3
+        assert list(USES.left_in(tmp_path)) == []
 
     def test_when_nobody_reads_no_more_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(principal_use, "MOST_FILES", 3)
+        monkeypatch.setattr("headgate.observe.workers.MOST_FILES", 3)
         for _ in range(9):
-            leave(tmp_path, 0, [self.USE])
-        assert len(list(left_in(tmp_path))) == 3
+            USES.leave(tmp_path, 0, [self.USE])
+        assert len(list(USES.left_in(tmp_path))) == 3
 
     def test_what_cannot_be_written_or_read_is_said(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        leave(tmp_path / "gone", 0, [self.USE])
+        USES.leave(tmp_path / "gone", 0, [self.USE])
         (tmp_path / "0-1.use").write_bytes(b"\xc1 not that")
-        assert list(left_in(tmp_path)) == []
-        assert "what principals asked for cannot be handed on" in caplog.messages[0]
+        assert list(USES.left_in(tmp_path)) == []
+        assert "what a worker counted cannot be handed on" in caplog.messages[0]
         assert "0-1.use cannot be read" in caplog.messages[1]

@@ -17,7 +17,7 @@ from pathlib import Path
 from socket import socket
 from typing import Any, NamedTuple
 
-from headgate.admin import audit, usage, what_if
+from headgate.admin import audit, refusals, usage, what_if
 from headgate.admin.api import application
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
@@ -25,6 +25,7 @@ from headgate.admin.database import Database, DatabaseError, SchemaMismatch
 from headgate.admin.follower import Follower
 from headgate.admin.keys import AdminKeys
 from headgate.admin.listener import AdminListener
+from headgate.admin.refusals import RefusalLog
 from headgate.admin.rule_catalogs import FileRules
 from headgate.admin.security import READS, WRITES
 from headgate.admin.service import AdminService
@@ -33,6 +34,7 @@ from headgate.admin.usage import UsageWriter
 from headgate.core.errors import InvalidRule
 from headgate.engine import AsyncEngine
 from headgate.observe.principal_use import WindowUse
+from headgate.observe.refusals import Refusal
 from headgate.observe.workers import Slice
 from headgate.policy.loading import from_data
 from headgate.policy.model import Ruleset
@@ -144,13 +146,14 @@ class AdminPlane:
             await database.close()
 
     @asynccontextmanager
-    async def serving(
+    async def serving(  # noqa: PLR0917  what a node has to show
         self,
         listening: socket,
         engine: AsyncEngine,
         hot_keys: Callable[[], bytes] = lambda: b"[]",
         counted: Callable[[], Iterable[Slice]] = lambda: (),
         used: Callable[..., list[WindowUse]] = lambda **_: [],
+        refused: Callable[[], list[Refusal]] = list,
     ) -> AsyncIterator[None]:
         """Answer on a socket, follow the database, and write usage, for as long as the block lasts.
 
@@ -160,9 +163,11 @@ class AdminPlane:
             hot_keys: returns the keys that are asked about most, as JSON.
             counted: returns what the workers of this service have counted; asked in a thread.
             used: returns what principals asked for since the last time; see `UsageWriter`.
+            refused: returns the last refusals since the last time; see `RefusalLog`.
         """
         database = Database(self._url) if self._url else None
-        tasks: list[asyncio.Task[None]] = []
+        log = RefusalLog(database, refused)
+        tasks = [asyncio.create_task(log.run())]
         writer: UsageWriter | None = None
         if database is not None and self._folder is not None:
             catalog = Catalog(database)
@@ -172,17 +177,17 @@ class AdminPlane:
             except (InvalidRule, OSError) as error:  # it reads everything
                 _LOG.warning("the last good rules cannot be read any more: %s", error)
             writer = UsageWriter(database, counted, used=used)
-            tasks = [
+            tasks += [
                 asyncio.create_task(follower.run()),
                 asyncio.create_task(writer.run()),
                 asyncio.create_task(_every(_HOUSEKEEPING, lambda: self._keep_house(database))),
                 asyncio.create_task(_every(_ENDED, catalog.end_overrides)),
             ]
             keys = AdminKeys(database, self._key)
-            admin = AdminService(catalog, engine, keys, database=database, hot_keys=hot_keys)
+            admin = AdminService(catalog, engine, keys, database=database, hot_keys=hot_keys, refusals=log)
         else:
             rules = FileRules(self._rules_file, lambda: engine.policy.ruleset, lambda: engine.policy.version)
-            admin = AdminService(rules, engine, AdminKeys(None, self._key), hot_keys=hot_keys)
+            admin = AdminService(rules, engine, AdminKeys(None, self._key), hot_keys=hot_keys, refusals=log)
         options: dict[str, Any] = {"reads": self._reads, "writes": self._writes, "store": engine.store}
         made = partial(application, admin, deprecations=self._deprecations, **options)
         answering = AdminListener(listening, made, self._tls)
@@ -194,8 +199,8 @@ class AdminPlane:
             await asyncio.wait({serving})
             for task in tasks:
                 task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
+            await asyncio.wait(tasks)
+            await log.finish()
             if writer is not None:
                 await writer.finish()
             if database is not None:
@@ -208,6 +213,7 @@ class AdminPlane:
             removed = await audit.prune(connection, now, self._audit_days)
             await usage.roll_up(connection, now)
             await what_if.fold(connection, now)
+            await refusals.prune(connection, now, self._audit_days)
         if removed:
             _LOG.info("%d entries of the audit trail were older than %d days", removed, self._audit_days)
 

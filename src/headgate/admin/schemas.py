@@ -300,6 +300,7 @@ ANSWERS: dict[str, Described] = {
     ),
     "hot_keys": ({}, []),
     "list_usage": _page({"type": "object"}),
+    "list_refusals": _page({"type": "object"}),
     "what_if": _named("what_if"),
     "list_keys": record({"items": items(_named("api_key"))}),
     "create_key": _NEW_KEY,

@@ -23,6 +23,7 @@ from headgate.admin.database import Database
 from headgate.admin.follower import NodeStatus, nodes_of
 from headgate.admin.keys import AdminKeys
 from headgate.admin.objects import STAMPS, ObjectKind, Operation, Stored, UnknownObject, check_stamps, revision_number
+from headgate.admin.refusals import RefusalLog
 from headgate.admin.rule_catalogs import RuleCatalog
 from headgate.admin.tables import epoch_us
 from headgate.core.calendar import DAY_US
@@ -83,6 +84,7 @@ class AdminService:
         keys: who may ask.
         database: where everything else is kept; None: nowhere, since the rules are in a file.
         hot_keys: returns the keys that are asked about most, as JSON.
+        refusals: keeps the last refusals; default: what the database has.
     """
 
     def __init__(
@@ -93,7 +95,9 @@ class AdminService:
         *,
         database: Database | None = None,
         hot_keys: Callable[[], bytes] = lambda: b"[]",
+        refusals: RefusalLog | None = None,
     ) -> None:
+        self._refusals = refusals or RefusalLog(database, list)
         self.rules, self.keys, self.hot_keys = rules, keys, hot_keys
         self._engine, self._database = engine, database
         self.consumers = Consumers(database)
@@ -511,6 +515,18 @@ class AdminService:
         async with self._kept().reading() as connection:
             rows, total = await usage.page(connection, {"since": lately, **filters}, step, offset, limit)
         return ResultPage.of([{**row, "at": moment_text(row["at"])} for row in rows], total, offset + limit)
+
+    async def refusals(self, filters: Mapping[str, Any], step: str, offset: int, limit: int) -> ResultPage:
+        """Return the last refusals, or how many there were in each hour, the newest first."""
+        rows, total = await self._refusals.page(filters, step, offset, limit)
+        items = []
+        for row in rows:
+            item = {name: value for name, value in row.items() if name not in {"id", "retry_after_us"}}
+            if step == "each":
+                retry_after_us = row["retry_after_us"]
+                item["retry_after"] = None if retry_after_us is None else retry_after_us / 1_000_000
+            items.append({**item, "at": moment_text(row["at"])})
+        return ResultPage.of(items, total, offset + limit)
 
     def _kept(self) -> Database:
         if self._database is None:

@@ -16,6 +16,7 @@ file, the API and the database; columns beside a body are there to be searched b
     usage_minutes, usage_hours      what rules decided, lately by minute, before that by hour
     use_windows, use_principals     what principals in a sample asked for, in each window, until that is over
     use_histograms                  how many principals asked for how much, in all windows that began in an hour
+    refusals, refusal_hours         the last refusals of callers, for a day; and how many there were in each hour
     usage_writers                   which batch of each service is in there, so that none is added twice
 """
 
@@ -215,6 +216,29 @@ use_histograms = _use(
     Column("low", BigInteger, primary_key=True, autoincrement=False),  # so many units, or a little more
     Column("principals", BigInteger, nullable=False),
     Column("units", BigInteger, nullable=False),
+)
+_SHOWN = String(512)  # a principal as logs show it
+refusals = Table(
+    "refusals",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("at", BigInteger, nullable=False, index=True),
+    Column("rule_id", STAT, nullable=False),
+    *[Column(name, _SHOWN, nullable=False) for name in ("principal", "user", "apikey", "ip")],
+    Column("endpoint", String(200), nullable=False),
+    *[Column(name, String(64), nullable=False) for name in ("method", "api", "reason")],
+    *[Column(name, BigInteger) for name in ("used", "limit", "retry_after_us")],
+    Column("count", BigInteger, nullable=False),
+    *[Index(f"ix_refusals_{name}_at", name, "at") for name in ("principal", "user", "apikey", "ip")],
+)
+refusal_hours = Table(
+    "refusal_hours",
+    metadata,
+    Column("at", BigInteger, primary_key=True, autoincrement=False),
+    Column("rule_id", STAT, primary_key=True),
+    Column("principal", _SHOWN, primary_key=True),
+    Column("count", BigInteger, nullable=False),
+    Index("ix_refusal_hours_principal_at", "principal", "at"),
 )
 usage_writers = Table(
     "usage_writers",

@@ -30,6 +30,7 @@ COMMANDS = {
     "users": "headgate.cli.users",
     "revisions": "headgate.cli.revisions",
     "undo": "headgate.cli.revisions",
+    "refusals": "headgate.cli.users",
     "keys": "headgate.cli.keys",
     "consumers": "headgate.cli.consumers",
     "audit": "headgate.cli.database",

@@ -43,7 +43,8 @@ class ServedAdmin(NamedTuple):
 
     def beside_node(self, node: Node) -> AbstractAsyncContextManager[object]:
         """Serve in the process of the only node."""
-        return self.plane.serving(self.port.sockets[0], node.engine, node.hot_keys, node.counted, node.taken_use)
+        taken = node.taken_use, node.taken_refusals
+        return self.plane.serving(self.port.sockets[0], node.engine, node.hot_keys, node.counted, *taken)
 
     @asynccontextmanager
     async def beside_workers(self, folder: str) -> AsyncIterator[None]:
@@ -59,9 +60,8 @@ class ServedAdmin(NamedTuple):
             engine = AsyncEngine(policy, store=settings.store_address, on_store_failure=mode, nodes=shares)
             slots = Slots(folder)
             try:
-                async with self.plane.serving(
-                    self.port.sockets[0], engine, slots.hot_keys, slots.read, slots.taken_use
-                ):
+                taken = slots.taken_use, slots.taken_refusals
+                async with self.plane.serving(self.port.sockets[0], engine, slots.hot_keys, slots.read, *taken):
                     yield
             finally:
                 slots.close()

@@ -1,4 +1,4 @@
-"""``headgate users``: tiers, overrides and limits of single users."""
+"""``headgate users`` and ``refusals``: tiers, overrides and limits of single users, and what was refused to callers."""
 
 from __future__ import annotations
 
@@ -58,6 +58,63 @@ def add(commands: Commands) -> None:
     reset.add_argument("rules", metavar="RULE", nargs="*", help="rules that count users; default: all of them")
     for parser in (listing, show, tier, override, reset):
         add_admin_options(parser, changes=parser not in {listing, show}, waits=parser in {tier, override})
+    _add_refusals(commands)
+
+
+def _add_refusals(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "refusals",
+        _refusals,
+        "list the last refusals of a user, a key or an address",
+        more="Of all nodes that share the database, after ten seconds and for a day; without a database, of the\n"
+        "node that is asked. COUNT is how many like it there were in five seconds. --hours has the number of refusals\n"
+        "in each hour of those whom the rule counts, for as long as the audit trail.",
+        examples="headgate refusals --user 42\nheadgate refusals --ip 203.0.113.9 --rule orders-user --since 1h\n"
+        "headgate refusals --principal '#57b43cf02666687a'   # as the log shows it\n"
+        "headgate refusals --user 42 --hours --since 30d",
+    )
+    for name, about in (
+        ("user", "of this user"),
+        ("apikey", "of this API key"),
+        ("ip", "of this address"),
+        ("principal", "by rules that count this: a user, key, address, attribute or NAME=VALUE,... of a descriptor"),
+    ):
+        parser.add_argument(f"--{name}", metavar="VALUE", help=f"{about}, or its digest")
+    parser.add_argument("--rule", metavar="RULE", help="by this rule")
+    parser.add_argument("--since", metavar="LENGTH", default="1d", help="how far back, such as 15m, 1h [%(default)s]")
+    parser.add_argument("--limit", type=int, default=50, metavar="N", help="so many [%(default)s]")
+    parser.add_argument("--hours", action="store_true", help="a line for each hour, with how many there were")
+    add_admin_options(parser)
+
+
+def _refusals(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    try:
+        since = SystemClock().now() - length_of(arguments.since)
+    except ValueError as error:
+        raise UsageError(f"--since: {error}") from None
+    query = {name: getattr(arguments, name) for name in ("user", "apikey", "ip", "principal", "limit")}
+    query |= {"rule_id": arguments.rule, "since": max(0, since), "step": "hour" if arguments.hours else "each"}
+    found = call(arguments, "GET", "/refusals", query=query)["items"]
+    if arguments.hours:
+        hours = [(each["at"], each["rule_id"], each["principal"], each["count"]) for each in found]
+        return listed(arguments, terminal, found, ("SINCE", "RULE", "PRINCIPAL", "REFUSED"), hours)
+    rows = [
+        (
+            each["at"],
+            each["rule_id"] or f"({each['reason']})",
+            f"{each['method']} {each['endpoint']}".strip(),
+            each["principal"],
+            "" if each["limit"] is None else f"{each['used']} of {each['limit']}",
+            "" if each["retry_after"] is None else f"{each['retry_after']:.0f} s",
+            each["count"],
+            f"{each['api']} {each['reason']}".strip(),
+        )
+        for each in found
+    ]
+    return listed(
+        arguments, terminal, found, ("AT", "RULE", "ENDPOINT", "PRINCIPAL", "USED", "RETRY", "COUNT", "BY"), rows
+    )
 
 
 def _list_users(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -14,12 +14,9 @@ What is handed on has digests in place of principals, other ones in each window.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
 from hashlib import blake2b
-from pathlib import Path
 from zlib import crc32
 
 import msgspec
@@ -43,11 +40,7 @@ LONGEST_WINDOW_US = 31 * 86_400_000_000
 MINUTE_US, SECOND_US = 60_000_000, 1_000_000
 POSITIONS = 1 << 32
 """What the hash of a principal is below."""
-MOST_FILES = 100
-"""Files of one worker that wait to be read: when nobody reads them, no more are written."""
 _DIGESTS_PER_SECOND = 1000
-_ENDING = ".use"
-_LOG = logging.getLogger("headgate.observe")
 
 
 class WindowUse(msgspec.Struct, frozen=True, array_like=True):
@@ -64,10 +57,6 @@ class WindowUse(msgspec.Struct, frozen=True, array_like=True):
     """One principal of 2 ** level is in the sample."""
     principals: dict[int, int]
     """Units that were asked for, whether they were admitted or not, by principal: its hash, and 31 bits of a digest."""
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[WindowUse]).decode
 
 
 def measured_window(quota: Quota) -> int:
@@ -259,28 +248,3 @@ def encoded(principal: Principal) -> bytes:
 
 def _hash(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "little")
-
-
-def leave(folder: Path, slot: int, uses: list[WindowUse]) -> None:
-    """Leave what a worker has counted for whoever reads it; nothing is left where too much waits already."""
-    waiting = list(folder.glob(f"{slot}-*{_ENDING}"))
-    if not uses or len(waiting) >= MOST_FILES:
-        return
-    path = folder / f"{slot}-{time.time_ns()}{_ENDING}"
-    unfinished = path.with_suffix(".new")
-    try:
-        unfinished.write_bytes(_encode(uses))
-        unfinished.replace(path)
-    except OSError as error:  # a full disk must not end what else is done every second
-        _LOG.warning("what principals asked for cannot be handed on: %s", error)
-
-
-def left_in(folder: Path) -> Iterator[WindowUse]:
-    """Return what workers have left, and remove it. Raises OSError."""
-    for path in sorted(folder.glob(f"*{_ENDING}")):
-        content = path.read_bytes()
-        path.unlink()
-        try:
-            yield from _decode(content)
-        except msgspec.MsgspecError as error:
-            _LOG.warning("%s cannot be read: %s", path, error)

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 from operator import attrgetter
 from typing import TypeAlias
 
 from headgate.cache import BoundedCache
 from headgate.clock import BUCKETS, FINEST_NS
 from headgate.core.decision import Decision
-from headgate.core.errors import UsageError
-from headgate.core.key import LITERAL
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND
 from headgate.engine import AsyncEngine, Reset, Ruling
@@ -25,12 +22,12 @@ from headgate.observe.hot_keys import HotKeys, stride
 from headgate.observe.logs import Denials, Principals, fields
 from headgate.observe.principal_use import PrincipalUse, WindowUse
 from headgate.observe.readings import Copies, Source, Watched, of_engine, of_process
+from headgate.observe.refusals import TAKEN_EVERY, Refusal, Refusals, bounded_text, value_of
 from headgate.observe.table import CounterTable
 from headgate.observe.workers import NodeCounters, Slice, Slots
 from headgate.policy.envoy.answering import Code, EnvoyAnswer, Status
 from headgate.policy.envoy.matching import Match, Matching, MatchOutcome
 from headgate.policy.envoy.tree import DescriptorRule
-from headgate.policy.facts import facts_of
 from headgate.policy.request import PRINCIPALS, Request, principal_name
 from headgate.policy.selection import Selection, Verdict
 
@@ -71,6 +68,7 @@ class Recorder:
         denials_per_second: the most log lines in a second about refusals by one rule; 0: none.
         access_log: whether every call is logged.
         principal_use: whether it is counted how much single principals ask for, for somebody who takes that.
+        refusals: whether the last refusals are kept, for somebody who takes them.
     """
 
     def __init__(
@@ -82,6 +80,7 @@ class Recorder:
         denials_per_second: int = 10,
         access_log: bool = False,
         principal_use: bool = False,
+        refusals: bool = False,
     ) -> None:
         self._principals = principals = principals or Principals()
         self._node = NodeCounters(slots, slot)
@@ -108,7 +107,8 @@ class Recorder:
         }
         self._logs_calls = access_log
         self._use = PrincipalUse() if principal_use else None
-        self._until_left = _LEAVE_EVERY
+        self._last_refusals = Refusals(principals) if refusals else None
+        self._until_left, self._until_taken = _LEAVE_EVERY, TAKEN_EVERY
 
     def watch(self, engine: Watched) -> None:
         """Show also what an engine knows of its rules and its store."""
@@ -117,6 +117,8 @@ class Recorder:
             self._copies.add(of_engine(engine))
         if isinstance(engine, AsyncEngine):
             self._engine = engine
+            if self._last_refusals is not None:
+                self._last_refusals.engine = engine
 
     def add(self, source: Source) -> None:
         """Show also what another part of the process counts."""
@@ -150,7 +152,7 @@ class Recorder:
         self._until_sample -= 1
         if not self._until_sample:
             self._until_sample = stride()
-            self._hot.asked(rule_id, _value_of(request, rule_id, self._engine))
+            self._hot.asked(rule_id, value_of(request, rule_id, self._engine))
 
     def answered(self, matching: Matching, answer: EnvoyAnswer, elapsed_ns: int, api: str = "rls") -> None:
         """Note a decision by an Envoy descriptor tree."""
@@ -171,22 +173,23 @@ class Recorder:
             timed = timed or name
             self._count_status(name, match, status, answer, api)
             if self._is_sampled():
-                self._hot.asked(name, _descriptor_value(match))
+                self._hot.asked(name, value_of(match, name, None))
         self._time(timed, elapsed_ns)
 
     def _count_status(self, name: str, match: Match, status: Status, answer: EnvoyAnswer, api: str) -> None:
         """Count what the limits of one descriptor say."""
-        series, rule = self._series, match.rule
+        series, rule, limit = self._series, match.rule, status.current_limit
         domain, is_shadow = ("", False) if rule is None else (rule.domain, rule.shadow_mode or answer.shadowed)
         if not status.over:
             series.count(name, SHADOW_ALLOWED if is_shadow else ALLOWED, domain)
-            limit = status.current_limit
             if limit is not None and status.limit_remaining * _NEAR < limit.requests_per_unit:
                 series.count(name, NEAR_LIMIT, domain)
         else:
             series.count(name, SHADOW_DENIED if is_shadow else DENIED, domain)
             if not is_shadow and answer.code is _OVER_LIMIT:
-                self._refused(name, match, api, status.duration_until_reset * SECOND, answer.degraded)
+                size = 0 if limit is None else limit.requests_per_unit
+                numbers = size, status.limit_remaining, status.duration_until_reset * SECOND
+                self._refused(name, match, api, numbers, answer.degraded)
         if answer.degraded:
             series.count(name, DEGRADED, domain)
 
@@ -197,7 +200,7 @@ class Recorder:
             self._until_domain = DOMAIN_EVERY
             _DOMAINS.warning(
                 "no descriptor file has this domain: its requests pass. Check `domain` in Envoy's configuration",
-                extra=fields(domain=_bounded(domain)),
+                extra=fields(domain=bounded_text(domain)),
             )
 
     def called(self, api: str, outcome: str, elapsed_ns: int) -> None:
@@ -251,10 +254,18 @@ class Recorder:
             if not self._until_left and self._node.has_siblings:
                 self._until_left = _LEAVE_EVERY
                 self._node.leave(self._use.take())
+        self._until_taken -= 1
+        if not self._until_taken:
+            self._until_taken = TAKEN_EVERY
+            self._leave_refusals()
 
     def taken_use(self, *, everything: bool = False) -> list[WindowUse]:
         """Return what principals asked for since the last time, if this process is alone; see `PrincipalUse.take`."""
         return self._use.take(everything=everything) if self._use is not None else []
+
+    def taken_refusals(self) -> list[Refusal]:
+        """Return the last refusals since the last time, if this process is alone."""
+        return self._last_refusals.take() if self._last_refusals is not None else []
 
     def metrics(self, accept: bytes | None = None) -> tuple[bytes, bytes]:
         """Return the content type and the body of ``/metrics``, for all workers together.
@@ -280,7 +291,12 @@ class Recorder:
         self._copies.refresh()
         if self._use is not None and self._node.has_siblings:
             self._node.leave(self._use.take(everything=True))
+        self._leave_refusals()
         self._node.close()
+
+    def _leave_refusals(self) -> None:
+        if self._last_refusals is not None and self._node.has_siblings:
+            self._node.leave_refusals(self._last_refusals.take())
 
     def _time(self, rule: str, elapsed_ns: int) -> None:
         cells, took = self._cells, self._took.get(rule) or self._timed(rule)
@@ -330,7 +346,8 @@ class Recorder:
         key = (rules, tuple(map(_is_allowed, decision.parts))) if decision.made_of else ruling.rule_id
         for cell in self._known_cells.get(key) or self._series.refusing(key):
             cells[cell] += 1
-        self._refused(ruling.rule_id, request, api, decision.retry_after_us, decision.degraded)
+        numbers = decision.limit, decision.remaining, decision.retry_after_us
+        self._refused(ruling.rule_id, request, api, numbers, decision.degraded)
 
     def _count_unmatched(self, names: Iterable[str]) -> None:
         for name in names:
@@ -340,16 +357,22 @@ class Recorder:
     def _unlimited(self, verdict: str) -> None:
         self._cells[self._verdicts[verdict]] += 1
 
-    def _refused(self, rule: str, who: Request | Match, api: str, retry_after_us: int | None, reason: str) -> None:
+    def _refused(
+        self, rule: str, who: Request | Match, api: str, numbers: tuple[int, int, int] | None, reason: str
+    ) -> None:
+        """Note a refusal; `numbers` are the limit, what is left of it, and microseconds until it would admit."""
+        if self._last_refusals is not None:
+            self._last_refusals.note(rule, who, api, numbers, reason)
         self._until_denial -= 1
         is_logged = self._denials.wants(rule)
         if self._until_denial and not is_logged:
             return
-        value = _value_of(who, rule, self._engine) if isinstance(who, Request) else _descriptor_value(who)
+        value = value_of(who, rule, self._engine)
         if not self._until_denial:
             self._hot.denied(rule, value, self._denial_stride)
             self._until_denial = self._denial_stride = self._hot.denial_stride()
         if is_logged:
+            retry_after_us = None if numbers is None else numbers[2]
             self._denials.log(rule, value, api=api, retry_after_us=retry_after_us, reason=reason)
 
 
@@ -358,38 +381,6 @@ def _count_use(use: PrincipalUse, selection: Selection, cost: int) -> None:
     use.asked(selection.enforced.plan, cost)
     for limits in selection.shadow:
         use.asked(limits.plan, cost)
-
-
-def _value_of(request: Request, rule_id: str, engine: AsyncEngine | None) -> str:
-    """Return what the rule counts a request by; where that is not known any more, what the request has."""
-    if engine is not None and rule_id:
-        policy = engine.policy
-        rule = policy.rules.get(rule_id)
-        if rule is not None:
-            value = request.principal.get(rule.dimension)
-            if value is not None and rule.dimension != "ip":
-                return _bounded(value)
-            try:
-                facts = facts_of(request, ignore_case=policy.ruleset.ignore_case)
-            except UsageError:  # it was decided all the same, by rules that have changed since
-                facts = {}
-            found = rule.value(facts)
-            if found is not None:
-                return _bounded(found)
-    return _bounded(",".join([f"{name}={value}" for name, value in request.principal.items()]))
-
-
-def _descriptor_value(match: Match) -> str:
-    """Return the entries of a descriptor."""
-    return _bounded(",".join([f"{key}={value}" if value else key for key, value in match.entries]))
-
-
-def _bounded(value: str) -> str:
-    """Return a text that is short enough to be kept; a long one as its beginning and its digest."""
-    if len(value) <= LITERAL:
-        return value
-    digest = blake2b(value.encode(errors="surrogatepass"), digest_size=8).hexdigest()
-    return f"{value[: LITERAL - 20]}...#{digest}"
 
 
 _METRIC_OF = {DEGRADED: metrics.RULE_DEGRADED, NEAR_LIMIT: metrics.RULE_NEAR_LIMIT}

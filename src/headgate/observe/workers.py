@@ -15,9 +15,9 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,7 +26,8 @@ from headgate.core.errors import UsageError
 from headgate.observe import metrics
 from headgate.observe.hot_keys import HALF_LIFE, HotKey, HotList, merged_lists
 from headgate.observe.metrics import METRICS, NANO, Metric, MetricKind
-from headgate.observe.principal_use import WindowUse, leave, left_in
+from headgate.observe.principal_use import WindowUse
+from headgate.observe.refusals import Refusal
 from headgate.observe.table import SIZE, CounterTable, Series, TableReader
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
@@ -35,6 +36,9 @@ Merged: TypeAlias = Mapping[str, Mapping[str, tuple[int, ...]]]
 """The values of each series, by metric and labels."""
 _LOG = logging.getLogger("headgate.observe")
 _ENDING = ".metrics"
+MOST_FILES = 100
+"""Files of one worker that wait to be read: when nobody reads them, no more are written."""
+T = TypeVar("T", bound=msgspec.Struct)
 _TRIES = 50
 _PAUSE = 0.01
 _BOUNDS = [repr(bound / NANO) for bound in BOUNDS_NS]
@@ -111,7 +115,12 @@ class NodeCounters:
     def leave(self, uses: list[WindowUse]) -> None:
         """Leave what principals asked for, for the process that supervises the workers."""
         if self._own and self._slots:
-            leave(self._slots.directory, self._own.number, uses)
+            USES.leave(self._slots.directory, self._own.number, uses)
+
+    def leave_refusals(self, refusals: list[Refusal]) -> None:
+        """Leave the last refusals, for the process that supervises the workers."""
+        if self._own and self._slots:
+            REFUSALS.leave(self._slots.directory, self._own.number, refusals)
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -149,6 +158,44 @@ def _hot_list(slots: Slots, slot: int) -> HotList:
         return _decode(_hot_file(slots, slot).read_bytes())
     except FileNotFoundError:  # it has nothing to show yet
         return HotList()
+
+
+class Spool(Generic[T]):
+    """Files in which workers leave something for the process that supervises them.
+
+    Args:
+        ending: of their names.
+        kind: what is in them.
+    """
+
+    def __init__(self, ending: str, kind: type[T]) -> None:
+        self._ending, self._encode = ending, msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(list[kind]).decode  # type: ignore[valid-type]
+
+    def leave(self, folder: Path, slot: int, items: Sequence[T]) -> None:
+        """Leave what a worker has for whoever reads it; nothing is left where too much waits already."""
+        if not items or len(list(folder.glob(f"{slot}-*{self._ending}"))) >= MOST_FILES:
+            return
+        path = folder / f"{slot}-{time.time_ns()}{self._ending}"
+        unfinished = path.with_suffix(".new")
+        try:
+            unfinished.write_bytes(self._encode(items))
+            unfinished.replace(path)
+        except OSError as error:  # a full disk must not end what else is done every second
+            _LOG.warning("what a worker counted cannot be handed on: %s", error)
+
+    def left_in(self, folder: Path) -> Iterator[T]:
+        """Return what workers have left, and remove it. Raises OSError."""
+        for path in sorted(folder.glob(f"*{self._ending}")):
+            content = path.read_bytes()
+            path.unlink()
+            try:
+                yield from self._decode(content)
+            except msgspec.MsgspecError as error:
+                _LOG.warning("%s cannot be read: %s", path, error)
+
+
+USES, REFUSALS = Spool(".use", WindowUse), Spool(".refusals", Refusal)
 
 
 class Slice(NamedTuple):
@@ -190,7 +237,11 @@ class Slots:
 
     def taken_use(self, *, everything: bool = False) -> list[WindowUse]:  # noqa: ARG002  there is nothing else
         """Return what workers have left of what principals asked for, and remove it. Raises OSError."""
-        return list(left_in(self.directory))
+        return list(USES.left_in(self.directory))
+
+    def taken_refusals(self) -> list[Refusal]:
+        """Return the last refusals that workers have left, and remove them. Raises OSError."""
+        return list(REFUSALS.left_in(self.directory))
 
     def hot_keys(self) -> bytes:
         """Return what is hot in workers, in JSON: as each of them has shown it last."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import time
 from collections.abc import Coroutine, Mapping
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from headgate.observe.logs import Principals
 from headgate.observe.principal_use import WindowUse
 from headgate.observe.readings import of_callers, of_live, of_number, of_snapshot
 from headgate.observe.recorder import Recorder
+from headgate.observe.refusals import Refusal
 from headgate.observe.tracing import Tracing
 from headgate.observe.workers import Slice, Slots
 from headgate.server import authz, rls, rpc
@@ -99,6 +101,7 @@ class Node:
             denials_per_second=settings.log_denials,
             access_log=settings.log_access,
             principal_use=bool(settings.database),
+            refusals=bool(settings.database or (settings.rules and os.environ.get("HEADGATE_ADMIN_KEY"))),
         )
         callers = files.callers
         self._admission = AdmissionController(
@@ -156,6 +159,10 @@ class Node:
     def taken_use(self, *, everything: bool = False) -> list[WindowUse]:
         """Return what principals asked for since the last time, if this node has no workers beside it."""
         return self._recorder.taken_use(everything=everything)
+
+    def taken_refusals(self) -> list[Refusal]:
+        """Return the last refusals since the last time, if this node has no workers beside it."""
+        return self._recorder.taken_refusals()
 
     async def open(self, sockets: Mapping[str, socket]) -> None:
         """Serve on sockets that are bound, by what is spoken there: "http" and "grpc".

@@ -1,4 +1,4 @@
-"""Routes of usage: what rules decided, for planning and for pictures."""
+"""Routes of what rules decided: usage, for planning and for pictures, and the last refusals of a caller."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import Annotated
 from litestar import get
 from litestar.params import QueryParameter
 
+from headgate.admin.refusals import STEPS as REFUSAL_STEPS
+from headgate.admin.refusals import WHO
 from headgate.admin.routes.asking import VIEWER, Admin, Json, Limit, Moment, Offset, RuleId, one_of
 from headgate.admin.usage import OUTCOMES, STEPS
 from headgate.observe.principal_use import LONGEST_WINDOW_US
+from headgate.observe.refusals import shown_as
 
 RuleName = Annotated[str | None, QueryParameter(pattern=r"^[^\x00]{1,200}$", description="The id of a rule.")]
+
+Who = Annotated[str | None, QueryParameter(pattern=r"^[^\x00]{1,512}$", description="A caller, or its digest.")]
 
 
 @get("/usage", opt=VIEWER, summary="How often rules decided what")
@@ -54,4 +59,31 @@ async def what_if(
     return await admin.what_if(rule_id, limit, window_us=window_us, in_force=in_force, since=since, until=until)
 
 
-ROUTES = (list_usage, what_if)
+@get("/refusals", opt=VIEWER, summary="The last refusals of a user, a key or an address")
+async def list_refusals(
+    admin: Admin,
+    user: Who = None,
+    apikey: Who = None,
+    ip: Who = None,
+    principal: Who = None,
+    rule_id: RuleName = None,
+    since: Moment = None,
+    until: Moment = None,
+    step: Annotated[str, one_of(REFUSAL_STEPS)] = "each",
+    offset: Offset = 0,
+    limit: Limit = 100,
+) -> Json:
+    """Return the last refusals, the newest first: those of the last day, or with `step=hour` how many there were.
+
+    Callers are named plainly or by the digest that logs show. `principal` is whom the rule counts: a user, a key, an
+    address, an attribute, or the entries of a descriptor.
+    """
+    given = {"rule_id": rule_id, "since": since, "until": until}
+    filters: Json = {name: value for name, value in given.items() if value is not None}
+    for name, value in zip(WHO, (user, apikey, ip, principal), strict=True):
+        if value is not None:
+            filters[name] = shown_as(name, value)
+    return (await admin.refusals(filters, step, offset, limit))._asdict()
+
+
+ROUTES = (list_usage, what_if, list_refusals)

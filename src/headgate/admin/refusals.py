@@ -1,0 +1,218 @@
+"""The last refusals, of all nodes that share a database, or without one, of this node.
+
+Workers keep a few of each caller in memory; see `headgate.observe.refusals`. What they kept is written here in batches,
+every few seconds, and stays for a day. How many refusals there were of each caller by each rule is summed up by hour,
+and stays as long as the audit trail. Both are bounded. Above the bound, those callers lose refusals first who have most
+of them, and then the oldest go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import msgspec
+from sqlalchemy import Table, delete, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from headgate.admin.database import PATIENCE, Database, DatabaseError
+from headgate.admin.statements import upsert
+from headgate.admin.tables import epoch_us, refusal_hours, refusals, usage_writers
+from headgate.core.calendar import DAY_US
+from headgate.observe.refusals import TAKEN_EVERY, Refusal
+
+MOST_ROWS = 100_000
+"""Refusals that are kept, and sums of hours; of both there may be `PRUNED_AFTER` more for a while, of each service."""
+PRUNED_AFTER = 20_000
+"""Refusals that a service writes before it looks at the bound."""
+MOST_WAITING = 10_000
+"""Refusals that wait for the database, or are kept without one."""
+STEPS = ("each", "hour")
+WHO = ("user", "apikey", "ip", "principal")
+"""What refusals can be found by."""
+_AT_ONCE = 1000
+_EACH = (256, 64, 16, 4, 1)
+"""Refusals that each caller keeps by a rule, above the bound: fewer and fewer, until the rest is within it."""
+_HOUR_US = 3_600_000_000
+_LOG = logging.getLogger("headgate.admin")
+Filters: TypeAlias = Mapping[str, Any]
+"""A rule_id; `since` and `until`, in microseconds since the epoch; and for each of `WHO` what it may be shown as."""
+
+
+class RefusalLog:
+    """Keeps what the workers of a service refused last.
+
+    Args:
+        database: where; None: in memory.
+        taken: returns what workers have kept since the last time.
+        clock: what time it is, in microseconds since the epoch; for tests.
+    """
+
+    def __init__(
+        self, database: Database | None, taken: Callable[[], list[Refusal]], clock: Callable[[], int] = epoch_us
+    ) -> None:
+        self._database, self._taken, self._now = database, taken, clock
+        self._waiting: deque[Refusal] = deque(maxlen=MOST_WAITING)
+        self._batch: list[Refusal] = []  # sent, and perhaps written: it is sent again as it is until that is known
+        self._id, self._sequence = secrets.token_hex(8), 0
+        self._until_pruned = PRUNED_AFTER
+        self._is_away = False
+
+    async def run(self) -> None:
+        """Take and write every few seconds, without end."""
+        while True:
+            await asyncio.sleep(TAKEN_EVERY)
+            await self.collect()
+
+    async def finish(self) -> None:
+        """Write what is left, once and in a few seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                await self.collect()
+
+    async def collect(self) -> None:
+        """Take what workers have kept, and write it if there is a database."""
+        try:
+            new = self._taken()
+        except OSError as error:
+            _LOG.warning("the last refusals of the workers cannot be read now: %s", error)
+            new = []
+        lost = len(self._waiting) + len(new) - MOST_WAITING
+        if lost > 0 and self._database is not None:
+            _LOG.warning("%d refusals were lost: the database was unavailable for too long", lost)
+        self._waiting.extend(new)
+        if self._database is None:
+            return
+        try:
+            await self._write(self._database)
+        except DatabaseError as error:
+            if not self._is_away:
+                _LOG.warning("refusals wait for the database: %s", error)
+            self._is_away = True
+        else:
+            self._is_away = False
+
+    async def _write(self, database: Database) -> None:
+        """Write what waits. Raises DatabaseError."""
+        while self._batch or self._waiting:
+            if not self._batch:
+                self._batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
+                self._sequence += 1
+            await add(database, self._id, self._sequence, self._batch, self._now())
+            self._until_pruned -= len(self._batch)
+            self._batch = []
+        if self._until_pruned <= 0:
+            self._until_pruned = PRUNED_AFTER
+            async with database.exclusively() as connection:
+                await bound(connection)
+
+    async def page(self, filters: Filters, step: str, offset: int, limit: int) -> tuple[list[dict[str, Any]], int]:
+        """Return some refusals, or sums of hours, the newest first, and how many there are. Raises DatabaseError."""
+        if self._database is not None:
+            async with self._database.reading() as connection:
+                return await page(connection, filters, step, offset, limit)
+        self._waiting.extend(self._taken())
+        since = max(filters.get("since", 0), self._now() - DAY_US)
+        found = [each for each in reversed(self._waiting) if each.at >= since and _is_meant(each, filters, step)]
+        if step == "hour":
+            rows = [
+                {"at": at, "rule_id": rule, "principal": principal, "count": count}
+                for (at, rule, principal), count in sorted(_by_hour(found).items(), reverse=True)
+            ]
+        else:
+            rows = [msgspec.structs.asdict(each) for each in sorted(found, key=lambda each: -each.at)]
+        return rows[offset : offset + limit], len(rows)
+
+
+def _is_meant(refusal: Refusal, filters: Filters, step: str) -> bool:
+    if refusal.rule_id != filters.get("rule_id", refusal.rule_id) or refusal.at >= filters.get("until", 1 << 62):
+        return False
+    return all(getattr(refusal, _column(name, step)) in filters[name] for name in WHO if name in filters)
+
+
+def _column(name: str, step: str) -> str:
+    """Return where a principal is: sums of hours name only whom the rule counts."""
+    return "principal" if step == "hour" else name
+
+
+def _by_hour(some: Collection[Refusal]) -> Counter[tuple[int, str, str]]:
+    sums: Counter[tuple[int, str, str]] = Counter()
+    for each in some:
+        sums[each.at - each.at % _HOUR_US, each.rule_id, each.principal] += each.count
+    return sums
+
+
+async def add(database: Database, writer: str, sequence: int, batch: Collection[Refusal], now: int) -> None:
+    """Add a batch, unless it is there already. Raises DatabaseError."""
+    async with database.writing() as connection:
+        known = select(usage_writers.c.sequence).where(usage_writers.c.id == writer)
+        if ((await connection.execute(known)).scalar() or 0) >= sequence:
+            return
+        await connection.execute(refusals.insert(), [msgspec.structs.asdict(each) for each in batch])
+        adding = upsert(connection, refusal_hours)
+        summed = refusal_hours.c["count"] + adding.excluded["count"]
+        await connection.execute(
+            adding.on_conflict_do_update(index_elements=["at", "rule_id", "principal"], set_={"count": summed}),
+            [  # in one order, so that two writers never wait for each other
+                {"at": at, "rule_id": rule, "principal": principal, "count": count}
+                for (at, rule, principal), count in sorted(_by_hour(batch).items())
+            ],
+        )
+        me = upsert(connection, usage_writers)
+        seen = {"sequence": me.excluded.sequence, "seen_at": me.excluded.seen_at}
+        row = {"id": writer, "sequence": sequence, "seen_at": now}
+        await connection.execute(me.on_conflict_do_update(index_elements=["id"], set_=seen), row)
+
+
+async def prune(connection: AsyncConnection, now: int, days: int) -> None:
+    """Drop refusals that are older than a day, sums of hours that are older than the audit trail, and what is too much.
+
+    To be done in one transaction, by any service and however often.
+    """
+    await connection.execute(delete(refusals).where(refusals.c.at < now - DAY_US))
+    await connection.execute(delete(refusal_hours).where(refusal_hours.c.at < now - days * DAY_US))
+    await bound(connection)
+
+
+async def bound(connection: AsyncConnection) -> None:
+    """Drop what is above `MOST_ROWS`, first of those callers who have most."""
+    kept = refusals.c
+    for each in _EACH:
+        if await _total(connection, refusals) <= MOST_ROWS:
+            break
+        place = func.row_number().over(partition_by=(kept.rule_id, kept.principal), order_by=kept.id.desc())
+        ranked = select(kept.id, place.label("place")).subquery()
+        await connection.execute(delete(refusals).where(kept.id.in_(select(ranked.c.id).where(ranked.c.place > each))))
+    for table, order in ((refusals, kept.id), (refusal_hours, refusal_hours.c.at)):
+        if await _total(connection, table) > MOST_ROWS:
+            first = select(order).order_by(order.desc()).offset(MOST_ROWS - 1).limit(1).scalar_subquery()
+            await connection.execute(delete(table).where(order < first))
+
+
+async def _total(connection: AsyncConnection, table: Table) -> int:
+    return (await connection.execute(select(func.count()).select_from(table))).scalar_one()
+
+
+async def page(
+    connection: AsyncConnection, filters: Filters, step: str, offset: int, limit: int
+) -> tuple[list[dict[str, Any]], int]:
+    """Return some refusals, or sums of hours, the newest first, and how many there are."""
+    table = refusal_hours if step == "hour" else refusals
+    conditions: list[Any] = [table.c.rule_id == filters["rule_id"]] if "rule_id" in filters else []
+    conditions += [table.c[_column(name, step)].in_(filters[name]) for name in WHO if name in filters]
+    if "since" in filters:
+        conditions.append(table.c.at >= filters["since"] - (filters["since"] % _HOUR_US if step == "hour" else 0))
+    if "until" in filters:
+        conditions.append(table.c.at < filters["until"])
+    last = table.c.principal if step == "hour" else table.c.id.desc()
+    found = select(table).where(*conditions)
+    rows = await connection.execute(
+        found.order_by(table.c.at.desc(), table.c.rule_id, last).offset(offset).limit(limit)
+    )
+    total = (await connection.execute(select(func.count()).select_from(found.subquery()))).scalar_one()
+    return [dict(row) for row in rows.mappings()], total
