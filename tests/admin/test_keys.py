@@ -147,6 +147,21 @@ def test_the_operator_s_own_key_is_an_admin_s(url: str) -> None:
     on(url, work)
 
 
+def test_the_first_key_stays_the_same_actor_when_it_is_put_into_the_environment(url: str) -> None:
+    async def work(database: Database, keys: AdminKeys, _: Clock) -> None:
+        first = await keys.first()
+        assert first is not None
+        found = await AdminKeys(database, first.text).find(first.text)
+        assert found is not None
+        assert (found.id, found.name, found.role) == (first.key.id, "first", KeyRole.ADMIN)
+        viewer = await keys.create("viewer", KeyRole.VIEWER, ME)
+        given = await AdminKeys(database, viewer.text).find(viewer.text)
+        assert given is not None
+        assert (given.id, given.role) == ("environment", KeyRole.ADMIN)
+
+    on(url, work)
+
+
 @pytest.mark.parametrize(
     ("has", "needs", "may"),
     [

@@ -280,7 +280,7 @@ def _what_if(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.say(f"not among them: {other['units']} units of those with a limit of {other['in_force']}")
     if found["sampled"] < 1:
         share = f"{100 * found['sampled']:.3g}%"
-        terminal.say(f"by a sample of {share}: give or take {2 * found['standard_error']}, mostly")
+        terminal.say(f"by a sample of {share}: ±{round(1.96 * found['standard_error']):,} (95 %)")
     terminal.say(printable(f"assumed: {found['assumes']}"))
     for quota in found["not_counted"]:
         terminal.say(printable(f"not known: who comes near {quota}, since its use is not counted"))
@@ -292,9 +292,9 @@ def _told_refused(found: Json) -> str:
     low, high = found["refused_at_least"], found["refused_at_most"]
     bounds = f" ({low} to {high})" if low != high else ""
     told = f"{found['limit']} instead of {found['in_force']} would have refused {found['refused']}{bounds} of "
-    told += f"{found['units']} units, to {found['touched']} of {found['principals']} principals"
+    told += f"{found['units']} units, in {found['touched']} of {found['principals']} windows of single principals"
     named = ", ".join(map(printable, found["hot_keys"]))
-    return f"{told}, now {named}," if named else told
+    return f"{told} (now above it: {named})" if named else told
 
 
 def _seconds(text: str) -> int:

@@ -104,7 +104,8 @@ def test_nothing_that_was_decided_is_missing(
         assert main(["rules", "what-if", "orders", "--limit", "3", "--window", "30d", "--in-force", "10"]) == 0
         told = capsys.readouterr().out.splitlines()
         units = found["units"]
-        assert told[0] == f"3 instead of 10 would have refused {units - 3} of {units} units, to 1 of 1 principals"
+        refused = f"3 instead of 10 would have refused {units - 3} of {units} units"
+        assert told[0] == f"{refused}, in 1 of 1 windows of single principals"
         assert told[1:] == ["assumed: clients ask as they did, also where they would have been refused"]
         assert main(["rules", "what-if", "orders", "--limit", "3", "--window", "often"]) == 2
         assert "--window is a length of time" in capsys.readouterr().err
