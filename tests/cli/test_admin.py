@@ -365,3 +365,13 @@ def test_many_users_are_applied_read_and_compared(operator: Operator, tmp_path: 
     assert back.stat().st_size > 1 << 20
     assert operator.run("rules", "diff", str(back)) == "no difference\n"
     assert len(operator.run("rules", "apply", str(back), "--yes", "--all").splitlines()) == 1
+
+
+def test_a_change_that_was_waited_for_decides_the_next_request(
+    embedded: tuple[EmbeddedService, Path], operator: Operator
+) -> None:
+    for limit in (7, 9, 8):
+        assert "all nodes run it" in operator.run("rules", "set", "orders-user", f"limit={limit}", "--wait", "60s")
+        body = {"principal": {"user": f"waited-{limit}"}, "endpoint": "/api/v1/orders", "method": "POST"}
+        answer = httpx.post(f"http://127.0.0.1:{embedded[0].http_port}/api/v1/rate-limit/check", json=body).json()
+        assert (answer["limit"], answer["remaining"]) == (limit, limit - 1)

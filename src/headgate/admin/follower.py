@@ -15,7 +15,8 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ from headgate.admin.keys import check_keys
 from headgate.admin.objects import CHANNEL
 from headgate.admin.tables import epoch_us, nodes
 from headgate.core.errors import InvalidRule
+from headgate.observe import metrics
+from headgate.observe.workers import Slice
 from headgate.policy.changing import from_part
 from headgate.policy.key_file import CONSUMERS, KEYS, SharedKey, write_keys
 from headgate.policy.snapshot import WHOLE, Following, SnapshotWriter, Whole, read_following, write_following
@@ -41,6 +44,8 @@ COUNTER_EVERY = 0.1
 """Seconds between two looks at SQLite's counter of changes."""
 REPORT_EVERY = 5.0
 """Seconds between two reports of a node."""
+LOADING_EVERY = 0.2
+"""Seconds between two looks at what workers have loaded, while they have not loaded everything."""
 GONE_AFTER_US = 60_000_000
 """A node that has not reported for so long is not shown any more; an hour later it is forgotten."""
 _FORGOTTEN_AFTER_US = 3_600_000_000
@@ -69,9 +74,11 @@ class Follower:
     Args:
         catalog: of the database.
         folder: where the files are; see `headgate.policy.snapshot`.
+        counted: returns what the workers of this service have counted: their least revision is what the service runs.
     """
 
-    def __init__(self, catalog: Catalog, folder: Path) -> None:
+    def __init__(self, catalog: Catalog, folder: Path, counted: Callable[[], Iterable[Slice]] = lambda: ()) -> None:
+        self._counted = counted
         self._catalog, self._database, self._folder = catalog, catalog.database, folder
         self._writer = SnapshotWriter(folder, self._database.name)
         self._has_followed = False
@@ -203,14 +210,29 @@ class Follower:
             write_following(self._folder, self._followed)
 
     async def _report(self) -> None:
-        """Report which revision this service runs: when that changes, and now and then."""
+        """Report which revision all workers of this service run: when that changes, and now and then."""
+        reported, at = -1, 0.0
         while True:
             self._has_news.clear()
-            with suppress(DatabaseError):  # it is said elsewhere that the database is away
-                await _register(self._database, self._status._replace(seen_at=epoch_us()))
+            running = await asyncio.to_thread(self._running)
+            if running != reported or time.monotonic() - at >= REPORT_EVERY or running == self.revision:
+                with suppress(DatabaseError):  # it is said elsewhere that the database is away
+                    await _register(self._database, self._status._replace(seen_at=epoch_us(), revision=running))
+                reported, at = running, time.monotonic()
             with suppress(TimeoutError):
-                async with asyncio.timeout(REPORT_EVERY):
+                async with asyncio.timeout(LOADING_EVERY if running < self.revision else REPORT_EVERY):
                     await self._has_news.wait()
+
+    def _running(self) -> int:
+        """Return the revision that all workers have loaded; that of the files where none says so."""
+        found = [
+            series.values[0]
+            for worker in self._counted()
+            if worker.alive
+            for series in worker.series
+            if series.metric is metrics.RULES_REVISION
+        ]
+        return min([self.revision, *found])
 
 
 async def nodes_of(database: Database, now: int) -> list[NodeStatus]:

@@ -171,7 +171,7 @@ class AdminPlane:
         writer: UsageWriter | None = None
         if database is not None and self._folder is not None:
             catalog = Catalog(database)
-            follower = Follower(catalog, self._folder)
+            follower = Follower(catalog, self._folder, counted)
             try:
                 follower.resume()
             except (InvalidRule, OSError) as error:  # it reads everything
