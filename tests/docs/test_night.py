@@ -1,0 +1,37 @@
+"""The night on call in ``examples/night`` goes as its README says, on a real Redis and a real service."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "night"
+
+
+def test_the_four_scenes_go_as_told() -> None:
+    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, check=False, timeout=540)
+    assert (done.returncode, done.stderr) == (0, "")
+    customer, outage, publish, halving = scenes(done.stdout)
+    assert "user 4711: 10 of 13 orders pass" in customer
+    assert "POST /api/v1/orders/**" in customer
+    assert "user 4711: 13 of 13 orders pass" in customer
+    assert "ticket 1871" in customer.split("headgate audit list")[1]
+    assert "allowed=True, remaining=9, degraded: " in outage
+    assert "user 8: 10 of 20 orders pass" in outage
+    assert "Redis is back; the next answer: allowed=True" in outage
+    assert "user 21: 1 of 5 orders pass" in publish
+    assert "revision 3 is undone, revision 4 in force" in publish
+    assert "user 22: 5 of 5 orders pass" in publish
+    assert "all-ip" in publish.split("headgate rules list")[1]
+    assert "user 31: 0 of 1 orders pass" in halving
+    assert "user 32: 5 of 8 orders pass" in halving
+
+
+def scenes(said: str) -> list[str]:
+    """What each of the four scenes says."""
+    found = []
+    for number in range(1, 5):
+        _, _, rest = said.partition(f"\n{number}. ")
+        found.append(rest.partition(f"\n{number + 1}. ")[0])
+    return found
