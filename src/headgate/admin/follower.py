@@ -16,7 +16,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,7 +127,7 @@ class Follower:
             while True:
                 try:
                     async with _feed(self._database) as feed:
-                        await self._follow(feed)
+                        await _follow(feed, self._catch_up)
                 except Exception as error:  # noqa: BLE001  a follower that ended would never say so
                     self._failed(error)
                     longest = _AWAY_PAUSE if isinstance(error, DatabaseUnavailable) else _LONGEST_PAUSE
@@ -139,14 +139,6 @@ class Follower:
             # Its connection is closed by then: a loop that ends would not wait for it. A database that hangs holds up
             # nobody for longer than it would a statement.
             await asyncio.wait({reporting}, timeout=PATIENCE)
-
-    async def _follow(self, feed: _Feed) -> None:
-        while not feed.ended:
-            feed.news.clear()
-            await self._catch_up()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_EVERY):
-                    await feed.news.wait()
 
     async def _catch_up(self) -> None:
         """Take what is new. Raises DatabaseError, InvalidRule, OSError."""
@@ -235,6 +227,51 @@ class Follower:
         return min([self.revision, *found])
 
 
+class ConsumerFollower:
+    """Keeps the keys of consumers in a folder as a database has them, for what has rules of its own.
+
+    While the database cannot be used, the keys of before are accepted.
+    """
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._database, self._folder = Database(url), folder
+        self._published, self._error = PublishedKeys(self._database), ""
+
+    async def begin(self) -> None:
+        """Bring the keys up to date, if the database can be used."""
+        try:
+            await self._take()
+        except (DatabaseError, OSError) as error:
+            self._failed(error)
+
+    async def run(self) -> None:
+        """Follow, without end."""
+        try:
+            while True:
+                try:
+                    async with _feed(self._database) as feed:
+                        await _follow(feed, self._take)
+                except Exception as error:  # noqa: BLE001  as above
+                    self._failed(error)
+                    await asyncio.sleep(_AWAY_PAUSE)
+        finally:
+            await self._database.close()
+
+    async def _take(self) -> None:
+        if self._error or not (self._folder / CONSUMERS).exists():
+            await self._database.prepare()
+            self._published.forget()
+        if (keys := await self._published.changed()) is not None:
+            await asyncio.to_thread(write_keys, self._folder, keys, CONSUMERS)
+        self._error = ""
+
+    def _failed(self, error: Exception) -> None:
+        self._published.forget()
+        if str(error) != self._error:
+            _LOG.error("keys of consumers stay as they were: %s", error)
+        self._error = str(error)
+
+
 async def nodes_of(database: Database, now: int) -> list[NodeStatus]:
     """Return the services that follow a database. Raises DatabaseError."""
     lately = select(nodes).where(nodes.c.seen_at > now - GONE_AFTER_US).order_by(nodes.c.host, nodes.c.started_at)
@@ -263,6 +300,16 @@ class _Feed:
         """Tell the last news: that it has ended."""
         self.ended = True
         self.news.set()
+
+
+async def _follow(feed: _Feed, catch_up: Callable[[], Awaitable[None]]) -> None:
+    """Catch up whenever there is news, and now and then, until the feed ends."""
+    while not feed.ended:
+        feed.news.clear()
+        await catch_up()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_EVERY):
+                await feed.news.wait()
 
 
 @asynccontextmanager

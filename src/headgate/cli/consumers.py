@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import time
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from headgate.cli.admin_client import KEY, Json, add_admin_options, call, listed, paged, told
+from headgate.cli.admin_client import KEY, Json, add_admin_options, call, listed, on_database, operator, paged, told
 from headgate.cli.command import Commands, Terminal, add_command, add_group
+from headgate.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from headgate.admin.database import Database
 
 _MORE = "A consumer is the user of its name: `headgate users` has its tier and overrides.\n"
 
@@ -41,7 +47,7 @@ def add(commands: Commands) -> None:
     for parser in (create, show, rotate, revoke, removal):
         parser.add_argument("name", metavar="NAME", help="of the consumer, and of the user that it is for rules")
     for parser in (listing, create, show, rotate, revoke, removal):
-        add_admin_options(parser, changes=parser not in {listing, show})
+        add_admin_options(parser, changes=parser not in {listing, show}, database=parser in {create, rotate, revoke})
 
 
 def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -56,6 +62,8 @@ def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _create(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    if arguments.database:
+        return _told_key(arguments, terminal, _on_database(arguments, "create"))
     body: Json = {"name": arguments.name, "tier": arguments.tier, "tenant": arguments.tenant}
     if arguments.days is not None:
         body["expires_in"] = arguments.days * 86_400
@@ -72,12 +80,17 @@ def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _rotate(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    if arguments.database:
+        return _told_key(arguments, terminal, _on_database(arguments, "rotate"))
     answer = call(arguments, "POST", f"{_path(arguments)}/rotate", {"overlap": arguments.overlap})
     return _told_key(arguments, terminal, answer)
 
 
 def _revoke(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    call(arguments, "POST", f"{_path(arguments)}/revoke")
+    if arguments.database:
+        _on_database(arguments, "revoke")
+    else:
+        call(arguments, "POST", f"{_path(arguments)}/revoke")
     name = arguments.name
     return told(arguments, terminal, {"id": name, "revoked": True}, f"all keys of {name} are revoked")
 
@@ -86,6 +99,32 @@ def _delete(arguments: argparse.Namespace, terminal: Terminal) -> int:
     call(arguments, "DELETE", _path(arguments))
     name = arguments.name
     return told(arguments, terminal, {"id": name, "deleted": True}, f"consumer {name} is deleted")
+
+
+def _on_database(arguments: argparse.Namespace, action: str) -> Json:
+    """Do something to a consumer of a database, where no service has an admin plane. Raises UsageError."""
+    if action == "create" and arguments.tier:
+        raise UsageError(
+            "--tier is of a user of the rules, which a service or a file has: leave it out with --database"
+        )
+
+    async def work(database: Database) -> Json:
+        from headgate.admin.audit import Actor  # noqa: PLC0415  an extra, slow to load
+        from headgate.admin.consumers import Consumers  # noqa: PLC0415
+
+        consumers, actor = Consumers(database), Actor(operator(), reason=arguments.reason)
+        name = arguments.name
+        if action == "revoke":
+            await consumers.revoke(name, actor)
+            return {}
+        if action == "rotate":
+            made = await consumers.rotate(name, actor, overlap_us=arguments.overlap * 1_000_000)
+        else:
+            ends = None if arguments.days is None else time.time_ns() // 1000 + arguments.days * 86_400_000_000
+            made = await consumers.create(name, actor, tenant=arguments.tenant, expires_at=ends)
+        return {"id": name, "tenant": made.key.tenant, "key_id": made.key.id, "key": made.text}
+
+    return on_database(arguments.database, work, may_be_new=action == "create")
 
 
 def _told_key(arguments: argparse.Namespace, terminal: Terminal, answer: Json) -> int:

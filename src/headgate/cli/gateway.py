@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headgate.cli.command import NO, OK, WRONG_USAGE, Commands, Terminal, add_command, silence, url_of
 from headgate.cli.rule_files import refused, tell_problems
-from headgate.core.errors import UsageError
+from headgate.core.errors import UsageError, not_installed
 from headgate.core.numbers import printable
 from headgate.policy.problems import InvalidRules
 from headgate.server.settings import LOG_FORMATS, LOG_LEVELS
@@ -20,6 +20,7 @@ from headgate.web.apikey import digest
 
 if TYPE_CHECKING:
     from headgate.gateway.model import Gateway, GatewayListener
+    from headgate.gateway.running import ConsumerKeys
 
 _USUAL = "gateway.yaml"
 
@@ -123,7 +124,11 @@ def _run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     ignore_switches()
     logs.setup(arguments.log_format, arguments.log_level)
     running = RunningGateway(
-        arguments.file, store=_store(), log_format=arguments.log_format, log_level=arguments.log_level
+        arguments.file,
+        store=_store(),
+        log_format=arguments.log_format,
+        log_level=arguments.log_level,
+        following=_consumer_keys,
     )
     try:
         asyncio.run(running.run(lambda: _greet(arguments.file, running.gateway, terminal)))
@@ -131,6 +136,15 @@ def _run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.complain(f"headgate: {error}")
         return WRONG_USAGE if error.is_usage else NO
     return OK
+
+
+def _consumer_keys(url: str, folder: Path) -> ConsumerKeys:
+    """Return what keeps the keys of a database's consumers up to date. Raises UsageError."""
+    try:
+        from headgate.admin.follower import ConsumerFollower  # noqa: PLC0415  an extra, slow to load
+    except ModuleNotFoundError as error:
+        raise UsageError(not_installed(error.name, "admin")) from None
+    return ConsumerFollower(url, folder)
 
 
 def _store() -> str:

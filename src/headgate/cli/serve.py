@@ -39,7 +39,7 @@ class Option(NamedTuple):
 def _groups() -> Mapping[str, list[Option]]:
     groups: dict[str, list[Option]] = {}
     title = ""
-    for each in fields(Settings):
+    for each in [each for each in fields(Settings) if "about" in each.metadata]:
         title = each.metadata["group"] or title
         option = Option(each.name, each.metadata["metavar"], each.metadata["about"], each.default)
         groups.setdefault(title, []).append(option)

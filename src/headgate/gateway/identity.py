@@ -18,7 +18,8 @@ from headgate.gateway.scalars import FILE, Folder
 from headgate.policy.problems import Findings, ProblemKind
 from headgate.policy.problems import Path as Place
 from headgate.policy.schema import Field, ListOf, Record, Scalar, Schema
-from headgate.server.identity.loading import API_KEYS, ISSUER
+from headgate.server.identity.loading import API_KEYS as _KNOWN_KEYS
+from headgate.server.identity.loading import ISSUER, OF_DATABASE, Holders
 from headgate.web.errors import InvalidSettings
 from headgate.web.jwk import FAMILIES, VerificationKey
 
@@ -26,6 +27,17 @@ __all__ = ["API_KEYS", "ISSUERS", "identity_file", "issuers_of"]
 _SECRETS = tuple(name for name, family in FAMILIES.items() if family == "oct")
 _SOURCES = ("jwks", "jwks_url", "secret_file")
 _ANY = "any"
+API_KEYS = Record(
+    "api_keys",
+    {
+        **_KNOWN_KEYS.fields,
+        "keys": Field(Holders(), "The keys that are accepted, by their digests."),
+        "consumers": Field(
+            Scalar.text("sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE", most=2000, numbers=False),
+            "Or, or besides: the database with the consumers whose keys are accepted.",
+        ),
+    },
+)
 _TEXT = Scalar.text("text, as in the claim aud", most=512)
 
 
@@ -126,7 +138,8 @@ def identity_file(gateway: Gateway) -> dict[str, Any]:
     addresses = {"trusted": ["unix"], "ipv6_prefix": gateway.ipv6_prefix}
     file: dict[str, Any] = {"version": 1, "addresses": addresses}
     if gateway.api_keys is not None:
-        file["api_keys"] = gateway.api_keys
+        keys = {"keys": OF_DATABASE, **gateway.api_keys}
+        file["api_keys"] = {name: value for name, value in keys.items() if name != "consumers"}
     if gateway.issuers:
         file["jwt_metadata"] = [
             {"key": each.name, "claims": each.claims} | ({"realm": each.realm} if each.realm else {})

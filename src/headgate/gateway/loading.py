@@ -309,6 +309,10 @@ class _Building:
 
     def _check_keys(self, identity: Mapping[str, Any]) -> None:
         seen: dict[str, int] = {}
+        keys = identity.get("api_keys", {"consumers": ""})
+        if not self._findings.count and "consumers" not in keys and not keys.get("keys"):
+            hint = "List keys, or name the database of consumers: {consumers: sqlite:///headgate.db}."
+            self._note(("identity", "api_keys"), "accepts no key", hint)
         for index, key in enumerate(identity.get("api_keys", {}).get("keys", ())):
             if not _has_all(HOLDER, key):
                 continue

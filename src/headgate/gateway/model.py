@@ -215,3 +215,8 @@ class Gateway:
     drain_seconds: float = 25.0
     warnings: tuple[Finding, ...] = field(default=(), compare=False)
     """What of the file is odd without being wrong."""
+
+    @property
+    def consumers(self) -> str:
+        """The URL of the database with the consumers; empty for none."""
+        return str((self.api_keys or {}).get("consumers", ""))

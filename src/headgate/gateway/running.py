@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -46,6 +46,7 @@ from headgate.gateway.loading import load_gateway
 from headgate.gateway.model import Gateway, GatewayListener
 from headgate.gateway.pages import Pages
 from headgate.live import FileSource, Live
+from headgate.policy.snapshot import snapshot_folder
 from headgate.server.folders import private_folder
 from headgate.server.ports import examine, listen_at
 from headgate.server.process import Shutdown, handle_signals, log_announcement
@@ -62,6 +63,7 @@ _FIXED: Mapping[str, Callable[[Gateway], object]] = {
     "on_store_failure": lambda gateway: gateway.decisions.on_store_failure,
     "admin": lambda gateway: gateway.admin,
     "threads": lambda gateway: gateway.threads,
+    "identity.api_keys.consumers": lambda gateway: gateway.consumers,
     "limits.connections": lambda gateway: gateway.max_connections,
     "drain_delay": lambda gateway: gateway.drain_delay,
     "drain": lambda gateway: gateway.drain_seconds,
@@ -85,12 +87,13 @@ def planned(gateway: Gateway, folder: Path) -> Plan:
     return Plan(gateway, resources)
 
 
-def settings_of(gateway: Gateway, folder: Path, log_format: str, log_level: str) -> Settings:
-    """Return the settings of the decision service that runs beside a gateway."""
+def settings_of(gateway: Gateway, folder: Path, log_format: str, log_level: str, consumers: str = "") -> Settings:
+    """Return the settings of the decision service beside a gateway; `consumers` is the folder with their keys."""
     decisions = gateway.decisions
     return Settings(
         rules=f"{folder}/rules.yaml",
         identity=f"{folder}/identity.yaml",
+        consumers=consumers,
         store=decisions.store,
         on_store_failure=decisions.on_store_failure,
         workers=decisions.workers,
@@ -103,6 +106,18 @@ def settings_of(gateway: Gateway, folder: Path, log_format: str, log_level: str)
     )
 
 
+class ConsumerKeys(Protocol):
+    """Keeps the keys of consumers up to date in a folder."""
+
+    async def begin(self) -> None:
+        """Bring them up to date, if that is possible now."""
+        ...
+
+    async def run(self) -> None:
+        """Go on with it, without end."""
+        ...
+
+
 class RunningGateway:
     """Runs the gateway of a file until a signal ends it.
 
@@ -111,12 +126,21 @@ class RunningGateway:
         store: where the file names none.
         log_format: of the decision service.
         log_level: the same.
+        following: returns what keeps the keys of consumers of a database up to date, in a folder.
 
     Raises:
         UsageError: the file cannot be used.
     """
 
-    def __init__(self, path: str, *, store: str, log_format: str = "text", log_level: str = "info") -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        store: str,
+        log_format: str = "text",
+        log_level: str = "info",
+        following: Callable[[str, Path], ConsumerKeys] | None = None,
+    ) -> None:
         self._stack = ExitStack()
         self._folder = self._stack.enter_context(private_folder(_runtime_folder()))
         self._logs = log_format, log_level
@@ -124,7 +148,7 @@ class RunningGateway:
         self._changes: asyncio.Queue[Plan] = asyncio.Queue()
         self._tasks = set[asyncio.Task[None]]()
         self._supervisor: Supervisor | None = None
-        self._following: asyncio.Task[None] | None = None
+        self._following = list[asyncio.Task[None]]()
         self._reading: asyncio.Task[bool] | None = None
         self._pages: Pages | None = None
         source = FileSource(path, lambda file: load_gateway(file, store=store, reading=source.also))
@@ -133,6 +157,11 @@ class RunningGateway:
         except BaseException:
             self._stack.close()
             raise
+        self._consumers: ConsumerKeys | None = None
+        self._consumer_folder = ""
+        if self.gateway.consumers and following:  # beside it, so that it may start while the database is unavailable
+            folder = snapshot_folder(f"{self.gateway.consumers} for {Path(path).absolute()}")
+            self._consumers, self._consumer_folder = following(self.gateway.consumers, folder), str(folder)
         self._shutdown = Shutdown(self.gateway.drain_delay)
         self._envoy = Envoy(self.gateway, self._folder, log_format)
 
@@ -177,6 +206,9 @@ class RunningGateway:
             self._pages = Pages(gateway.admin, self._envoy, decisions, self._live)
         if not gateway.decisions.remote:
             self._write_decisions(gateway)
+            if self._consumers:
+                await self._consumers.begin()
+                self._following.append(self._begin(self._consumers.run()))
             decides = asyncio.Event()
             self._begin(self._decide(gateway, decides))
             if not await self._until(decides.wait()):
@@ -186,7 +218,7 @@ class RunningGateway:
             return False
         if self._pages:
             await self._pages.open()
-        self._following = self._begin(self._follow())
+        self._following.append(self._begin(self._follow()))
         self._live.start()
         return True
 
@@ -201,7 +233,7 @@ class RunningGateway:
                 ports.append(port)
             shared = self._folder / "shared"
             shared.mkdir()
-            settings = settings_of(gateway, self._folder, *self._logs)
+            settings = settings_of(gateway, self._folder, *self._logs, self._consumer_folder)
             self._supervisor = Supervisor(settings, ports, str(shared), lambda _: decides.set())
             await self._supervisor.supervise()
 
@@ -254,8 +286,8 @@ class RunningGateway:
 
     async def _close(self) -> None:
         await asyncio.to_thread(self._live.close)
-        if self._following:
-            self._following.cancel()
+        for task in self._following:
+            task.cancel()
         self._envoy.end()
         if self._supervisor:
             self._supervisor.stop()

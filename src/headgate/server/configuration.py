@@ -169,7 +169,7 @@ def _key_source(settings: Settings, *file: str) -> KeySource | None:
 
 def _keys_every(settings: Settings) -> float:
     """Return how often keys are looked at, in seconds."""
-    return _KEYS_EVERY if settings.database else EVERY
+    return _KEYS_EVERY if settings.database or settings.consumers else EVERY
 
 
 def deprecations_of(settings: Settings) -> Deprecations:
@@ -195,7 +195,7 @@ def live_identity(settings: Settings) -> Live[Identifier] | None:
     file: FileSource[Identifier] | None = None
     usual = usual_identifier(settings)
     if settings.identity:
-        has_consumers = bool(settings.database) or not (settings.rules or settings.envoy_config)
+        has_consumers = bool(settings.database or settings.consumers) or not (settings.rules or settings.envoy_config)
 
         def load(path: Path) -> Identifier:
             return load_identity(path, settings.trusted_proxies, source.also, has_consumers=has_consumers)
@@ -217,7 +217,8 @@ def live_identity(settings: Settings) -> Live[Identifier] | None:
         held.update(consumers)
         return replace(found, api_keys=replace(found.api_keys, known=consumers | dict(found.api_keys.known)))
 
-    both = WithKeys(file, _key_source(settings, CONSUMERS), together)
+    shared = KeySource(Path(settings.consumers), None, CONSUMERS) if settings.consumers else None
+    both = WithKeys(file, shared or _key_source(settings, CONSUMERS), together)
     return Live(both, lambda identifier, _: identifier, what="identity settings", every=_keys_every(settings))
 
 

@@ -204,6 +204,9 @@ class Settings:
             except InvalidQuota as error:
                 raise InvalidSetting(name, str(error)) from None
 
+    consumers: str = field(default="", metadata={"accepted": ()})
+    """A folder with keys of consumers that another process keeps up to date: no option, but for a gateway."""
+
     def __post_init__(self) -> None:
         for each in fields(self):
             _check(each.name, getattr(self, each.name), each.metadata["accepted"])
