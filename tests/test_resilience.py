@@ -39,7 +39,9 @@ def asked(limiter: Limiter | AsyncLimiter, times: int) -> list[tuple[bool, str]]
 class TestALimiterWhoseStoreIsAway:
     def test_decides_by_itself_unless_told(self, kind: Any, nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "headgate.stores"):
-            answers = asked(kind("6/hour", store=nowhere, clock=ManualClock()), 8)  # it is not time for a probe
+            answers = asked(
+                kind("6/hour", store=nowhere, nodes=1, clock=ManualClock()), 8
+            )  # it is not time for a probe
         assert [allowed for allowed, _ in answers] == [True] * 6 + [False] * 2
         assert [reason for _, reason in answers] == ["storage_unavailable"] * 5 + ["circuit_open"] * 3
         assert "does not answer" in caplog.text

@@ -56,7 +56,7 @@ class Limiter:
         clock: where time comes from, for tests; only with a store given by address.
         on_store_failure: what to answer while the store is away: ``"local"`` (this process decides, with its share),
             ``"allow"``, ``"deny"``, or ``"raise"`` for a StoreError. Default: ``"local"`` for an address of Redis.
-        nodes: how many processes share the limits, this one included, for ``"local"``.
+        nodes: how many processes share the limits, this one included, for ``"local"``. Default: those counted in Redis.
 
     Safe for use from any number of threads.
     """
@@ -69,10 +69,12 @@ class Limiter:
         name: str = "default",
         clock: Clock | None = None,
         on_store_failure: str | None = None,
-        nodes: int = 1,
+        nodes: int | None = None,
     ) -> None:
         family = _family(quotas, name)
-        opened = open_resilient_store(store, clock=clock, on_store_failure=on_store_failure, nodes=nodes)
+        opened = open_resilient_store(
+            store, clock=clock, on_store_failure=on_store_failure, nodes=nodes, shared=" ".join(family.spaces)
+        )
         self._limits = _Limits(family, opened)
         self._check = opened.bind(family)
         if type(self).check is Limiter.check:  # what the store has prepared, without a method's call in between
@@ -179,7 +181,7 @@ class AsyncLimiter:
         clock: where time comes from, for tests; only with a store given by address.
         on_store_failure: what to answer while the store is away: ``"local"`` (this process decides, with its share),
             ``"allow"``, ``"deny"``, or ``"raise"`` for a StoreError. Default: ``"local"`` for an address of Redis.
-        nodes: how many processes share the limits, this one included, for ``"local"``.
+        nodes: how many processes share the limits, this one included, for ``"local"``. Default: those counted in Redis.
     """
 
     def __init__(
@@ -190,10 +192,12 @@ class AsyncLimiter:
         name: str = "default",
         clock: Clock | None = None,
         on_store_failure: str | None = None,
-        nodes: int = 1,
+        nodes: int | None = None,
     ) -> None:
         family = _family(quotas, name)
-        opened = open_resilient_async_store(store, clock=clock, on_store_failure=on_store_failure, nodes=nodes)
+        opened = open_resilient_async_store(
+            store, clock=clock, on_store_failure=on_store_failure, nodes=nodes, shared=" ".join(family.spaces)
+        )
         self._limits = _Limits(family, opened)
         self._check = opened.bind(family)
         if type(self).check is AsyncLimiter.check:  # what the store has prepared, without a method's call in between

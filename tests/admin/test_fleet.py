@@ -193,8 +193,7 @@ def test_a_database_that_dies_stops_no_decision_and_everything_heals(fleet: Flee
             until(lambda: editor.has(503), "an edit that fails", SECONDS)
             editor.end()
             until(lambda: one.metric("rules_stale") == other.metric("rules_stale") == 1, "it is noticed", SECONDS)
-            told = {"status": "ready", "rules": "last_good"}
-            until(lambda: msgspec.json.decode(other.get("/readyz")[1]) == told, "it is told", SECONDS)
+            until(lambda: b'"rules":"last_good"' in other.get("/readyz")[1], "it is shown", SECONDS)
             for clients in (at_one, at_other):
                 clients.until_answered(20)
             without_rules = fleet.start("nothing")

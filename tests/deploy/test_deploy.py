@@ -276,7 +276,7 @@ class TestKubernetes:
         mounts = {mount["name"]: mount["mountPath"] for mount in container(KUBERNETES)["volumeMounts"]}
         assert environment["HEADGATE_RULES"] == f"{mounts['rules']}/rules.yaml"
         asked = settings({**image_environment(), **environment, "HEADGATE_RULES": str(tmp_path / "rules.yaml")})
-        assert asked.nodes == deployment(KUBERNETES)["replicas"]
+        assert asked.shares is None, "pods are counted, however many there are"
 
     def test_probes_ask_for_pages_that_there_are(self, served: Service) -> None:
         notes = deployment(KUBERNETES)["template"]["metadata"]["annotations"]

@@ -75,7 +75,7 @@ def test_what_one_process_decided_alone_is_not_given_back_by_another(
 ) -> None:
     async def main() -> None:
         away = f"redis://127.0.0.1:{free_port()}"
-        async with AsyncEngine(load_rules(RULES), store=away, clock=manual_clock) as engine:
+        async with AsyncEngine(load_rules(RULES), store=away, clock=manual_clock, nodes=1) as engine:
 
             async def left() -> list[int]:
                 return [each.decision.remaining for each in (await engine.peek(ASKED)).limits]

@@ -188,7 +188,7 @@ def test_without_a_store_the_mode_decides(mode: str, expected: list[int]) -> Non
     async def run() -> None:
         away = "redis://127.0.0.1:1/0?timeout=0.1"
         tree, clock = load({"edge.yaml": TREE}), ManualClock()
-        async with AsyncDescriptorEngine(tree, store=away, clock=clock, on_store_failure=mode) as engine:
+        async with AsyncDescriptorEngine(tree, store=away, clock=clock, on_store_failure=mode, nodes=1) as engine:
             answers = [(await decided(engine, ip())).answer for _ in range(3)]
             assert [answer.code.value for answer in answers] == expected
             assert all(answer.degraded for answer in answers)

@@ -226,7 +226,7 @@ def test_limits_of_one_request_in_several_modes(make: Make) -> None:
         "- {id: b, limit: 1, window: 1h, dimension: ip, on_store_failure: allow}\n"
         "- {id: c, endpoint: /pay, limit: 1, window: 1h, dimension: global, on_store_failure: deny}\n"
     )
-    engine = make(rules, store=f"redis://127.0.0.1:{free_port()}/0")
+    engine = make(rules, store=f"redis://127.0.0.1:{free_port()}/0", nodes=1)
     denied = engine.check(Request({"user": "ada", "ip": "192.0.2.1"}, "/pay"))
     assert (denied.allowed, denied.rule_id) == (False, "c")
     asked = [engine.check(Request({"user": "ada", "ip": "192.0.2.1"}, "/read")) for _ in range(3)]

@@ -19,7 +19,7 @@ def test_every_setting_has_a_default_that_works() -> None:
         ("http_port", {"http_port": True}, "whole number"),
         ("grpc_port", {"http_port": 9000, "grpc_port": 9000}, "9000"),
         ("workers", {"workers": 0}, "from 1"),
-        ("nodes", {"nodes": 0}, "from 1"),
+        ("nodes", {"nodes": -1}, "from 0"),
         ("deny_status", {"deny_status": 200}, "from 400"),
         ("cache_denials", {"cache_denials": 61.0}, "from 0 to 60"),
         ("breaker_failures", {"breaker_failures": 0}, "from 1"),
@@ -87,6 +87,7 @@ def test_a_password_is_not_shown() -> None:
 
 def test_limits_are_shared_by_all_workers_of_all_nodes() -> None:
     assert Settings(workers=3, nodes=4, store="redis://localhost").shares == 12
+    assert Settings(workers=3, store="redis://localhost").shares is None, "the store counts them"
 
 
 def test_files_that_exist_are_accepted(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ class AsyncEngineBase:
     Args:
         store: an opened one.
         mode: what is answered while it is away, for all limits or for each.
-        nodes: how many processes share the limits, this one included, for the mode "local".
+        nodes: how many processes share the limits, this one included, for the mode "local"; None: those that live.
+        shared: what these share, by name.
         is_cached: whether peeks and refusals are repeated for a moment, where the store is elsewhere; see
             `headgate.stores.cached`.
         options: see `StoreOptions`.
@@ -58,7 +59,8 @@ class AsyncEngineBase:
         self,
         store: AsyncStore,
         mode: Mode | Callable[[Limit], Mode],
-        nodes: int,
+        nodes: int | None,
+        shared: str,
         *,
         is_cached: bool = False,
         options: StoreOptions | None = None,
@@ -77,7 +79,7 @@ class AsyncEngineBase:
         if isinstance(store, AsyncMemoryStore):
             self._memory = store.store
         else:
-            store = self._failover = AsyncFailoverStore(store, mode=mode, nodes=nodes, **breaker)
+            store = self._failover = AsyncFailoverStore(store, mode=mode, nodes=nodes, shared=shared, **breaker)
             if is_cached and (peeks or denials):  # outside: what is repeated says nothing about how the store is
                 store = self._cached = AsyncCachedStore(store, peeks=peeks, denials=denials)
         self._store: AsyncStore = store
@@ -114,6 +116,11 @@ class AsyncEngineBase:
             if self._failover is not None:
                 self._failover.trip(silent)
             raise silent from None
+
+    def beat(self) -> None:
+        """Be counted among the processes that share the limits, if that is due."""
+        if self._failover is not None:
+            self._failover.beat()
 
     def statistics(self) -> Statistics | None:
         """Return how the store did so far, for metrics; None in memory, which is never away."""

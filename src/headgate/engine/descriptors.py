@@ -68,7 +68,7 @@ class AsyncDescriptorEngine(AsyncEngineBase):
         trees: a folder, whose files are watched for changes; or what was made of them.
         store: where the state lives: an address, or a store object.
         on_store_failure: what to answer while the store is away: local, allow or deny.
-        nodes: how many processes share the limits, this one included, for "local".
+        nodes: how many processes share the limits, this one included, for "local". Default: those it counts.
         merge_domains: whether several files may have the same domain.
         shadow_mode: nothing is refused, whatever the files say.
         quota_mode: all limits are in quota mode, whatever the files say.
@@ -86,7 +86,7 @@ class AsyncDescriptorEngine(AsyncEngineBase):
         *,
         store: str | AsyncStore | MemoryStore = "memory",
         on_store_failure: str = Mode.LOCAL,
-        nodes: int = 1,
+        nodes: int | None = None,
         merge_domains: bool = False,
         shadow_mode: bool = False,
         quota_mode: bool = False,
@@ -98,7 +98,12 @@ class AsyncDescriptorEngine(AsyncEngineBase):
         self.mode = checked_mode(on_store_failure)
         """What is answered while the store is away."""
         super().__init__(
-            open_async_store(store, clock=clock), self.mode, nodes, is_cached=is_cached, options=store_options
+            open_async_store(store, clock=clock),
+            self.mode,
+            nodes,
+            "descriptors",
+            is_cached=is_cached,
+            options=store_options,
         )
         self._own = isinstance(trees, str | os.PathLike)
         if isinstance(trees, str | os.PathLike):

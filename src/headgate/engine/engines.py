@@ -26,6 +26,9 @@ from headgate.stores.base import AsyncStore, Store
 from headgate.stores.failover import FailoverStore, Statistics
 from headgate.stores.memory import MemoryStore
 
+_SHARED = "rules"
+"""What the processes share that count each other."""
+
 
 class _Ruled:
     """What both engines have: rules, and what is known about them."""
@@ -64,7 +67,7 @@ class Engine(_Ruled):
         rules: a file, which is watched for changes; rules; or a policy.
         store: where the state lives: an address, or a store object.
         on_store_failure: what to answer while the store is away, where a rule does not say: local, allow or deny.
-        nodes: how many processes share the limits, this one included, for "local".
+        nodes: how many processes share the limits, this one included, for "local". Default: those it counts.
         clock: where time comes from, for tests; only with a store given by address.
 
     Safe for use from any number of threads. It always answers: what the store did not decide is marked as degraded.
@@ -76,7 +79,7 @@ class Engine(_Ruled):
         *,
         store: str | Store = "memory",
         on_store_failure: str = Mode.LOCAL,
-        nodes: int = 1,
+        nodes: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         opened = open_store(store, clock=clock)
@@ -86,7 +89,9 @@ class Engine(_Ruled):
         self._failover: FailoverStore | None = None
         self._store: Store = opened
         if not isinstance(opened, MemoryStore):  # memory is never away
-            self._store = self._failover = FailoverStore(opened, mode=self._verbs.mode_of_limit, nodes=nodes)
+            self._store = self._failover = FailoverStore(
+                opened, mode=self._verbs.mode_of_limit, nodes=nodes, shared=_SHARED
+            )
         self._verbs.open()
 
     def check(self, request: Request) -> Ruling:
@@ -204,7 +209,7 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
         rules: a file, which is watched for changes; rules; or a policy.
         store: where the state lives: an address, or a store object.
         on_store_failure: what to answer while the store is away, where a rule does not say: local, allow or deny.
-        nodes: how many processes share the limits, this one included, for "local".
+        nodes: how many processes share the limits, this one included, for "local". Default: those it counts.
         clock: where time comes from, for tests; only with a store given by address.
         is_cached: whether answers to peeks are repeated for 50 ms, and refusals for up to a second, without asking a
             store that is not in memory; see `headgate.stores.cached` on what that costs.
@@ -217,7 +222,7 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
         *,
         store: str | AsyncStore | MemoryStore = "memory",
         on_store_failure: str = Mode.LOCAL,
-        nodes: int = 1,
+        nodes: int | None = None,
         clock: Clock | None = None,
         is_cached: bool = False,
         store_options: StoreOptions | None = None,
@@ -225,7 +230,7 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
         opened = open_async_store(store, clock=clock)
         self._verbs = Verbs(rules, on_store_failure, opened.clock)
         AsyncEngineBase.__init__(
-            self, opened, self._verbs.mode_of_limit, nodes, is_cached=is_cached, options=store_options
+            self, opened, self._verbs.mode_of_limit, nodes, _SHARED, is_cached=is_cached, options=store_options
         )
         self._verbs.open()
 

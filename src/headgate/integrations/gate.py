@@ -72,7 +72,7 @@ class GateSettings(TypedDict, total=False):
     on_store_failure: str
     """What to answer while Redis is away: local (the default), allow or deny."""
     nodes: int
-    """How many processes share the limits, for "local"."""
+    """How many processes share the limits, for "local"; default: as many as Redis counts."""
     clock: Clock
     """Where time comes from, for tests."""
     identity: AddressReader | Identifier
@@ -288,15 +288,15 @@ class Gatekeeping:
     def _made(self, rules: Rules | None, settings: GateSettings) -> Any:
         store: Any = settings.get("store", "memory")
         in_memory = isinstance(store, MemoryStore) or str(store).startswith("memory")
-        engine, mode, nodes = settings.get("engine"), settings.get("on_store_failure"), settings.get("nodes", 1)
+        engine, mode, nodes = settings.get("engine"), settings.get("on_store_failure"), settings.get("nodes")
         clock = settings.get("clock") if engine is None else engine.clock
         if rules is not None:
             made = AsyncEngine if self.is_async and not in_memory else Engine
             return made(rules, store=store, on_store_failure=mode or Mode.LOCAL, nodes=nodes, clock=clock)
         if self.is_async and not in_memory:
-            far = open_resilient_async_store(store, clock=clock, on_store_failure=mode, nodes=nodes)
+            far = open_resilient_async_store(store, clock=clock, on_store_failure=mode, nodes=nodes, shared="routes")
             return AsyncCounter(far, mode)
-        near = open_resilient_store(store, clock=clock, on_store_failure=mode, nodes=nodes)
+        near = open_resilient_store(store, clock=clock, on_store_failure=mode, nodes=nodes, shared="routes")
         return Counter(near, mode)
 
 

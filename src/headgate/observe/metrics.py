@@ -118,6 +118,9 @@ STORE_BATCHES = _counter("store_batches", "Round trips to Redis.")
 STORE_QUESTIONS = _counter("store_questions", "Questions on those round trips: divided, how many travel together.")
 STORE_DURATION = _histogram("store_batch_duration", "From sending a batch of questions to Redis to its last answer.")
 STORE_CACHED = _counter("store_cached", "Refusals and peeks that were repeated without asking the store.", "verb")
+NODES = _gauge(
+    "nodes", "Processes that share the limits, as counted or set: the share in the mode local.", merge=Merge.MAX
+)
 CIRCUIT_STATE = _gauge(
     "store_circuit_state",
     "The circuit of a server: 0 closed or gone, 1 half-open, 2 open; the worst.",

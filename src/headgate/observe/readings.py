@@ -188,6 +188,7 @@ def _of_store(engine: Watched) -> Iterable[Reading]:
         for (mode, reason), decisions in store.degraded.items():
             yield Reading(metrics.STORE_DEGRADED, (mode, reason), decisions)
         yield Reading(metrics.STORE_LATE, (), store.late)
+        yield Reading(metrics.NODES, (), store.nodes)
         yield Reading(metrics.CIRCUIT_OPENINGS, (), store.openings)
         yield Reading(metrics.CIRCUIT_RECOVERIES, (), store.recoveries)
         for shard, breaker in store.breakers.items():

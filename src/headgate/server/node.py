@@ -287,6 +287,9 @@ class Node:
 
     async def _publish(self) -> None:
         while True:
+            self.engine.beat()
+            if self._trees:
+                self._trees.beat()
             self._recorder.publish()
             await asyncio.sleep(_PUBLISH_EVERY - time.time() % _PUBLISH_EVERY)  # windows end with whole seconds
 

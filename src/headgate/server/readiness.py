@@ -46,6 +46,12 @@ class Readiness:
         """Whether no new requests should be sent here."""
         return self._drained.is_set()
 
+    @property
+    def nodes(self) -> int:
+        """How many processes share the limits, for the mode local; 0 in memory, where none does."""
+        store = self._engine.statistics()
+        return store.nodes if store is not None else 0
+
     def drain(self) -> None:
         """Say from now on that no new requests should be sent here."""
         self._drained.set()

@@ -98,7 +98,12 @@ class Settings:
     breaker_pause: float = _option(
         PAUSE_US / 1_000_000, "SECONDS", "until it is tried again; each try that fails doubles them, up to 2 s"
     )
-    nodes: int = _option(1, "N", "services that share the limits, this one included, for the mode local", (1, 10_000))
+    nodes: int = _option(
+        0,
+        "N",
+        "services that share the limits, this one included, for the mode local; 0 counts those that live",
+        (0, 10_000),
+    )
     enforcement: bool = _option(True, "ON", "off: limits are counted and reported, and refuse nothing: on or off")
 
     host: str = _option("127.0.0.1", "HOST", "the address to listen on; 0.0.0.0 or :: for all", group="listening")
@@ -281,9 +286,9 @@ class Settings:
         return any(option.startswith("timeout=") for option in self.store.partition("?")[2].split("&"))
 
     @property
-    def shares(self) -> int:
-        """How many processes share the limits, over all nodes."""
-        return self.workers * self.nodes
+    def shares(self) -> int | None:
+        """How many processes share the limits, over all nodes; None: they are counted."""
+        return self.workers * self.nodes or None
 
     def _check_admin(self) -> None:
         if not (self.is_local_admin or self.tls_cert or self.admin_insecure):

@@ -49,7 +49,12 @@ def open_async_store(store: str | AsyncStore | MemoryStore, *, clock: Clock | No
 
 
 def open_resilient_store(
-    store: str | Store, *, clock: Clock | None = None, on_store_failure: str | None = None, nodes: int = 1
+    store: str | Store,
+    *,
+    clock: Clock | None = None,
+    on_store_failure: str | None = None,
+    nodes: int | None = None,
+    shared: str = "",
 ) -> Store:
     """Return a store as a limiter wants it: one on the network answers also while it is away.
 
@@ -58,11 +63,12 @@ def open_resilient_store(
         clock: for tests; only with an address.
         on_store_failure: what to answer then: "local", "allow", "deny", or "raise" for a StoreError. Default:
             "local" for the address of a store on the network, and "raise" for any other.
-        nodes: how many processes share the limits, this one included, for "local".
+        nodes: how many processes share the limits, this one included, for "local". Default: those that are counted.
+        shared: what those that are counted share, by name.
     """
     opened = open_store(store, clock=clock)
     mode = _mode(store, on_store_failure, nodes)
-    return FailoverStore(opened, mode=mode, nodes=nodes) if mode else opened
+    return FailoverStore(opened, mode=mode, nodes=nodes, shared=shared) if mode else opened
 
 
 def open_resilient_async_store(
@@ -70,25 +76,26 @@ def open_resilient_async_store(
     *,
     clock: Clock | None = None,
     on_store_failure: str | None = None,
-    nodes: int = 1,
+    nodes: int | None = None,
+    shared: str = "",
 ) -> AsyncStore:
     """Do the same for callers in an event loop."""
     opened = open_async_store(store, clock=clock)
     mode = _mode(store, on_store_failure, nodes)
-    return AsyncFailoverStore(opened, mode=mode, nodes=nodes) if mode else opened
+    return AsyncFailoverStore(opened, mode=mode, nodes=nodes, shared=shared) if mode else opened
 
 
 def _is_redis(address: str) -> bool:
     return address.lower().startswith("redis")
 
 
-def _mode(store: object, on_store_failure: str | None, nodes: int) -> str | None:
+def _mode(store: object, on_store_failure: str | None, nodes: int | None) -> str | None:
     """Return the mode of the failover store to put around `store`, if any."""
     far = isinstance(store, str) and _is_redis(store)
     if on_store_failure is None and far:
         return Mode.LOCAL
     if on_store_failure is None or on_store_failure == RAISE:
-        if nodes != 1:
+        if nodes not in {None, 1}:
             raise InvalidStore('nodes is for on_store_failure="local" only: the share of each in the limits')
         return None
     if on_store_failure not in set(Mode):

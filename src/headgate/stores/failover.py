@@ -10,7 +10,8 @@ What the modes promise while the store is away, for a limit of capacity C on N n
   C + N, in addition to what the store admits before and after, however often it comes and goes (and a bucket refills by
   at most N * ceil(limit / N) per window). So where C may pass, less than 2 C + N do around an outage if the store kept
   its state, and less than 3 C + N if it came back empty. More nodes than N admit a share each; fewer admit less. A
-  process that is started while the store is away is one more node: what another admitted is lost with that one.
+  process that is started while the store is away is one more node: what another admitted is lost with that one. What is
+  promised where N is counted, and nodes come and go, is in docs/operate.md.
 * ``allow``: no limit holds. ``deny``: nothing passes.
 
 A question whose outcome is unknown is never asked again: the mode answers. Perhaps the store has taken the cost all the
@@ -21,9 +22,11 @@ the mode: a retry that the other one answers counts there as well.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +44,7 @@ from headgate.stores.base import AsyncCheck, AsyncStore, Check, Sharded, Store, 
 from headgate.stores.breaker import Breaker, BreakerStatistics
 from headgate.stores.circuits import DECIDED_HERE, Absence, Circuits, Passage, Reason
 from headgate.stores.fallback import Fallback
+from headgate.stores.heartbeat import UNSEEN, Heartbeat
 from headgate.stores.memory import MAX_KEYS
 from headgate.stores.wrapping import check_colour, microseconds, plain_async_check, plain_check
 
@@ -51,6 +55,8 @@ LATE_EVERY_US = 10_000_000
 """Microseconds for which nothing more is logged about late answers."""
 _LOG = logging.getLogger("headgate.stores")
 _RESET = Verb.RESET  # a name is found faster than a member
+_TAKING = (Verb.CHECK, Verb.CHECK_ONCE)
+_NEVER = 1 << 63
 
 
 class Options(TypedDict, total=False):
@@ -59,8 +65,11 @@ class Options(TypedDict, total=False):
     mode: str | Callable[[Limit], Mode]
     """What to answer when the store does not: "local" (the default), "allow" or "deny"; or a function that tells for
     each limit."""
-    nodes: int
-    """How many nodes share the limits, this one included, for the mode "local"; 1 by default."""
+    nodes: int | None
+    """How many processes share the limits, this one included, for the mode "local"; 1 by default. None: as many as the
+    store counts; see `headgate.stores.heartbeat`."""
+    shared: str
+    """What those that are counted share: a name, "" by default."""
     max_keys: int
     """The most states of single keys that the mode "local" keeps; see `MemoryStore`."""
     failures: int
@@ -89,6 +98,8 @@ class Statistics:
     """Each server's circuit."""
     late: int = 0
     """Answers of the store that came after their deadline: they are failures, too, but not outages."""
+    nodes: int = 1
+    """How many processes share the limits, as set or counted."""
 
 
 class FailoverStore:
@@ -111,7 +122,7 @@ class FailoverStore:
         check_colour(store, asynchronous=False, outer=type(self))
         self._store = store
         self.clock = store.clock
-        self._failover = _Failover(store, **options)
+        self._failover = _Failover(store, self._beat, **options)
         if isinstance(store, Sharded):
             self.servers_of, self.servers = store.servers_of, store.servers
 
@@ -146,6 +157,10 @@ class FailoverStore:
         self._failover.fallback.close()
         self._store.close()
 
+    def _beat(self) -> None:
+        with suppress(StoreError):
+            drive(self._failover.heartbeat(), self._store.run)
+
 
 class AsyncFailoverStore:
     """The same for callers in an event loop: an `AsyncStore` that always answers."""
@@ -154,7 +169,8 @@ class AsyncFailoverStore:
         check_colour(store, asynchronous=True, outer=type(self))
         self._store = store
         self.clock = store.clock
-        self._failover = _Failover(store, **options)
+        self._failover = _Failover(store, self._start_beat, **options)
+        self._beating: set[asyncio.Task[None]] = set()
         if isinstance(store, Sharded):
             self.servers_of, self.servers = store.servers_of, store.servers
 
@@ -197,9 +213,24 @@ class AsyncFailoverStore:
         """Return what happened so far, for metrics."""
         return self._failover.statistics()
 
+    def beat(self) -> None:
+        """Be counted among those that share the limits, if that is due: for a service that waits for requests."""
+        self._failover.beat_if_due(self.clock.now())
+
     async def close(self) -> None:
+        for each in self._beating:
+            each.cancel()
         self._failover.fallback.close()
         await self._store.close()
+
+    def _start_beat(self) -> None:  # beside the call that brought it up, whose caller may be in a hurry
+        task = asyncio.get_running_loop().create_task(self._beat())
+        self._beating.add(task)
+        task.add_done_callback(self._beating.discard)
+
+    async def _beat(self) -> None:
+        with suppress(StoreError):
+            await drive_async(self._failover.heartbeat(), self._store.run)
 
 
 class _Failover:
@@ -208,17 +239,22 @@ class _Failover:
     def __init__(
         self,
         store: Store | AsyncStore,
+        beat: Callable[[], None],
         *,
         mode: str | Callable[[Limit], Mode] = Mode.LOCAL,
-        nodes: int = 1,
+        nodes: int | None = 1,
+        shared: str = "",
         max_keys: int = MAX_KEYS,
         failures: int = breakers.THRESHOLD,
         pause: float = breakers.PAUSE_US / 1_000_000,
         longest_pause: float = breakers.LONGEST_PAUSE_US / 1_000_000,
     ) -> None:
-        whole("nodes", nodes, 1, MAX_NODES, InvalidStore)
+        if nodes is not None:  # else they are counted
+            whole("nodes", nodes, 1, MAX_NODES, InvalidStore)
         pause_us, longest_us = microseconds("pause", pause), microseconds("longest_pause", longest_pause)
-        self.fallback = Fallback(mode, nodes, max_keys, store.clock)
+        self._heartbeat = Heartbeat(shared) if nodes is None else None
+        self._beat, self._rests_from, self._rests_until = beat, -_NEVER, -_NEVER if nodes is None else _NEVER
+        self.fallback = Fallback(mode, nodes or UNSEEN, max_keys, store.clock)
         self.circuits = Circuits(
             store,
             lambda: Breaker(threshold=failures, pause_us=pause_us, longest_pause_us=longest_us),
@@ -241,8 +277,23 @@ class _Failover:
         if decision.degraded or not self.circuits.is_calm:
             passage.succeeded(decision)
         if self.fallback.is_curious:
-            self.fallback.saw(call, decision)
+            now = self.fallback.saw(call, decision)
+            if not self._rests_from <= now < self._rests_until and call.verb in _TAKING:
+                self.beat_if_due(now)
         return decision
+
+    def beat_if_due(self, now: int) -> None:
+        """Start a heartbeat, unless there was one a moment ago, nobody is counted, or it is of no use."""
+        heartbeat = self._heartbeat
+        if heartbeat is not None and self.fallback.is_curious and heartbeat.is_due(now):
+            self._rests_from, self._rests_until = heartbeat.rests_from, heartbeat.rests_until
+            self._beat()
+
+    def heartbeat(self) -> Generator[Call, Decision, None]:
+        """Return the flow of a heartbeat. What it counts holds for the next decisions."""
+        if self._heartbeat is not None:
+            yield from self._heartbeat.beat()
+            self.fallback.nodes = self._heartbeat.count
 
     def failed(self, passage: Passage, error: BaseException) -> Absence:
         """Note that the store did not answer; if it does after all, that is noted when it comes."""
@@ -286,4 +337,5 @@ class _Failover:
                 recoveries,
                 MappingProxyType(seen),
                 circuits.late,
+                self.fallback.nodes,
             )

@@ -56,7 +56,9 @@ class Fallback:
             self._mode, self.is_curious = mode, True
         else:
             raise InvalidStore(f"mode must be one of {', '.join(Mode)}, not {short(mode)}")
-        self._nodes, self._now = nodes, clock.now
+        self.nodes = nodes
+        """How many share the limits now."""
+        self._now = clock.now
         self._store = MemoryStore(max_keys=max_keys, clock=clock)
         self._most_seen = min(max_keys, MAX_SEEN)
         # What the store said last of each key: when, and how much of it was used. The older half is forgotten first.
@@ -90,8 +92,8 @@ class Fallback:
             call = Call(Verb.PEEK, call.plan, 1)
         return marked(self.answer(call, wait_us), reason)
 
-    def saw(self, call: Call, decision: Decision) -> None:
-        """Note what the store itself has decided; also of limits that have another mode now."""
+    def saw(self, call: Call, decision: Decision) -> int:
+        """Note what the store itself has decided, also of limits that have another mode now; return when."""
         now, young = self._now(), self._young
         self._note(call.plan, decision, now)
         if call.shadow:
@@ -99,6 +101,7 @@ class Fallback:
                 self._note(plan, decision.shadow[place], now)
         if len(young) >= self._most_seen:
             self._old, self._young = young, {}
+        return now
 
     def _note(self, plan: Plan, decision: Decision, now: int) -> None:
         young, parts = self._young, decision.parts if decision.made_of else (decision,)
@@ -111,7 +114,7 @@ class Fallback:
         """Forget what was decided here, and seen, of the limits of the plan."""
         for limit in plan:
             self._take_seen(limit)
-        self._store.run(Call(Verb.RESET, self._share(plan)))
+        self._store.run(Call(Verb.RESET, plan))
 
     def close(self) -> None:
         self._young.clear()
@@ -120,27 +123,22 @@ class Fallback:
 
     def _local(self, call: Call, wait_us: int) -> tuple[Decision, ...]:
         """Decide here, with this node's share."""
-        share = self._share(call.plan)
-        self._catch_up(call.plan, share)
+        nodes = self.nodes
+        share = _share(call.plan, nodes)
+        self._catch_up(call.plan, share, nodes)
         smallest = min([limit.quota.capacity for limit in share])
         if call.cost <= smallest or call.verb is Verb.REFUND:
             return self._store.run(msgspec.structs.replace(call, plan=share)).limits
         parts = self._store.run(Call(Verb.PEEK, share, smallest)).limits
         return tuple([_refused(part, wait_us) if part.limit < call.cost else part for part in parts])
 
-    def _share(self, plan: Plan) -> Plan:
-        """Return this node's share in each limit."""
-        if self._nodes == 1:
-            return plan
-        return tuple([Limit(each.space, each.principal, share_of(each.quota, self._nodes)) for each in plan])
-
-    def _catch_up(self, plan: Plan, share: Plan) -> None:
+    def _catch_up(self, plan: Plan, share: Plan, nodes: int) -> None:
         """Take from each share what is not left of it by what the store said since the last time."""
         with self._lock:
             for limit, own in zip(plan, share, strict=True):
                 seen = self._take_seen(limit)
                 if seen is not None:
-                    left = -(-_left(limit.quota, *seen, self._now()) // self._nodes)
+                    left = -(-_left(limit.quota, *seen, self._now()) // nodes)
                     surplus = self._store.run(Call(Verb.PEEK, (own,))).remaining - left
                     if surplus > 0:
                         self._store.run(Call(Verb.CHECK, (own,), surplus))
@@ -150,6 +148,13 @@ class Fallback:
         key = limit.space, limit.principal
         before = self._old.pop(key, None)
         return self._young.pop(key, before)
+
+
+def _share(plan: Plan, nodes: int) -> Plan:
+    """Return the share of one of `nodes` in each limit."""
+    if nodes == 1:
+        return plan
+    return tuple([Limit(each.space, each.principal, share_of(each.quota, nodes)) for each in plan])
 
 
 def _allowed(plan: Plan) -> tuple[Decision, ...]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.server.wire.messages import HttpRequest, HttpResponse
+from headgate.stores.heartbeat import UNSEEN
 from tests.server.serving import Service, fields, problem, serving
 from tests.servers import free_port
 
@@ -66,7 +67,7 @@ def test_a_node_whose_store_is_away_is_ready_and_says_that_it_is_degraded() -> N
     with serving(store=f"redis://127.0.0.1:{free_port()}/0") as service:
         response = service.send("GET", "/readyz")
     assert response.status == 200
-    assert json.loads(response.body) == {"status": "degraded", "reason": "storage_unavailable"}
+    assert json.loads(response.body) == {"status": "degraded", "reason": "storage_unavailable", "nodes": UNSEEN}
 
 
 def test_metrics_count_calls(service: Service) -> None:

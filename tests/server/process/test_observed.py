@@ -50,6 +50,11 @@ def checks(found: Service) -> int:
     return int(sum(value(text, "headgate_checks_total", api="check", outcome=outcome) for outcome in outcomes))
 
 
+def test_workers_count_each_other_before_the_first_request(found: Service) -> None:
+    until(lambda: value(metrics(found), "headgate_nodes") == 2, "both are counted", SECONDS)
+    until(lambda: msgspec.json.decode(found.get("/readyz")[1])["nodes"] == 2, "and shown", SECONDS)
+
+
 def test_every_answer_is_counted_whichever_worker_gave_it_and_however_that_ended(found: Service) -> None:
     before = found.workers()
     with Clients(found.http_port, ["ada", "bob"] * 4) as clients:

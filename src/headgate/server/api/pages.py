@@ -38,7 +38,9 @@ class HealthPages:
         if self._readiness.is_draining:
             return HttpResponse(503, b'{"status":"draining"}', (*_FIELDS, (b"retry-after", b"1")))
         degraded = await self._readiness.degraded()
-        told = {"status": "degraded", "reason": degraded} if degraded else {"status": "ready"}
+        told: dict[str, str | int] = {"status": "degraded", "reason": degraded} if degraded else {"status": "ready"}
+        if nodes := self._readiness.nodes:
+            told["nodes"] = nodes
         if not self._readiness.enforcing():
             told["enforcement"] = "off"
         if self._readiness.stale():
