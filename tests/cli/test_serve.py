@@ -36,7 +36,7 @@ def test_every_setting_is_an_option() -> None:
 
 def test_arguments_win_over_the_environment_and_empty_variables_are_none() -> None:
     found = settings("--http-port", "9000", HEADGATE_HTTP_PORT="9001", HEADGATE_GRPC_PORT="9002", HEADGATE_NODES="")
-    assert (found.http_port, found.grpc_port, found.nodes) == (9000, 9002, 1)
+    assert (found.http_port, found.grpc_port, found.nodes) == (9000, 9002, 0)
 
 
 @pytest.mark.parametrize(("text", "value"), [("on", True), ("ON", True), ("1", True), ("off", False), ("false", False)])

@@ -153,6 +153,7 @@ def test_every_metric_that_tells_of_trouble_is_on_the_dashboard() -> None:
     assert unseen == {
         "headgate_build_info",
         "headgate_caller_last_request_timestamp_seconds",
+        "headgate_nodes",
         "headgate_config_broken",
         "headgate_denials_unlogged_total",
         "headgate_peeks_total",
