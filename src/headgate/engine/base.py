@@ -34,6 +34,8 @@ class StoreOptions(TypedDict, total=False):
     """Seconds for which the answer to a peek is repeated; 0 for never."""
     denials: float
     """Seconds for which a refusal is repeated at most; 0 for never."""
+    fewest: int
+    """How many processes share the limits at least, where they are counted."""
     failures: int
     """So many failures in a row open the circuit of a server."""
     pause: float

@@ -260,6 +260,7 @@ class Settings:
         return {
             "peeks": self.cache_peeks,
             "denials": self.cache_denials,
+            "fewest": self.workers,
             "failures": self.breaker_failures,
             "pause": self.breaker_pause,
             "longest_pause": max(LONGEST_PAUSE_US / 1_000_000, self.breaker_pause),

@@ -44,7 +44,7 @@ from headgate.stores.base import AsyncCheck, AsyncStore, Check, Sharded, Store, 
 from headgate.stores.breaker import Breaker, BreakerStatistics
 from headgate.stores.circuits import DECIDED_HERE, Absence, Circuits, Passage, Reason
 from headgate.stores.fallback import Fallback
-from headgate.stores.heartbeat import UNSEEN, Heartbeat
+from headgate.stores.heartbeat import Heartbeat
 from headgate.stores.memory import MAX_KEYS
 from headgate.stores.wrapping import check_colour, microseconds, plain_async_check, plain_check
 
@@ -70,6 +70,8 @@ class Options(TypedDict, total=False):
     store counts; see `headgate.stores.heartbeat`."""
     shared: str
     """What those that are counted share: a name, "" by default."""
+    fewest: int
+    """How many they are at least, as far as is known without counting; 1 by default."""
     max_keys: int
     """The most states of single keys that the mode "local" keeps; see `MemoryStore`."""
     failures: int
@@ -244,6 +246,7 @@ class _Failover:
         mode: str | Callable[[Limit], Mode] = Mode.LOCAL,
         nodes: int | None = 1,
         shared: str = "",
+        fewest: int = 1,
         max_keys: int = MAX_KEYS,
         failures: int = breakers.THRESHOLD,
         pause: float = breakers.PAUSE_US / 1_000_000,
@@ -252,9 +255,10 @@ class _Failover:
         if nodes is not None:  # else they are counted
             whole("nodes", nodes, 1, MAX_NODES, InvalidStore)
         pause_us, longest_us = microseconds("pause", pause), microseconds("longest_pause", longest_pause)
-        self._heartbeat = Heartbeat(shared) if nodes is None else None
+        self._heartbeat = Heartbeat(shared, fewest) if nodes is None else None
         self._beat, self._rests_from, self._rests_until = beat, -_NEVER, -_NEVER if nodes is None else _NEVER
-        self.fallback = Fallback(mode, nodes or UNSEEN, max_keys, store.clock)
+        known = self._heartbeat.count if self._heartbeat is not None else nodes or 1
+        self.fallback = Fallback(mode, known, max_keys, store.clock)
         self.circuits = Circuits(
             store,
             lambda: Breaker(threshold=failures, pause_us=pause_us, longest_pause_us=longest_us),

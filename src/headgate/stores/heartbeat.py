@@ -39,17 +39,18 @@ class Heartbeat:
 
     Args:
         name: what the processes share: all that have the same count each other.
+        fewest: how many there are at least, whatever is counted.
     """
 
-    def __init__(self, name: str) -> None:
-        self.count = UNSEEN
+    def __init__(self, name: str, fewest: int) -> None:
+        self.count = max(UNSEEN, fewest)
         """How many processes share the limits, this one included."""
         self.rests_from = self.rests_until = 0
         """No heartbeat is due in between, by the clock by which limits count. It is, where that was set back."""
         self._plan = (Limit(SPACE, bounded(name), COUNTED),)
         self._own: Decision | None = None
         self._process = 0
-        self._recent = self._before = self._beats = 0
+        self._fewest, self._recent, self._before, self._beats = fewest, 0, 0, 0
         self._lock = new_lock()
 
     def is_due(self, now: int) -> bool:
@@ -74,5 +75,5 @@ class Heartbeat:
             if self._beats % KEPT == 0:
                 self._recent, self._before = 0, self._recent
             self._beats += 1
-            self._recent = max(self._recent, answer.limit - answer.remaining, 1)
+            self._recent = max(self._recent, answer.limit - answer.remaining, self._fewest)
             self.count = max(self._recent, self._before)
