@@ -3,7 +3,7 @@
 Entries are only ever appended, each with the digest of the one before it, so that an entry that was changed, removed
 or slipped in later shows: its digest, or the next one's, does not fit. Entries older than the retention are removed
 from the beginning, where the chain then starts with the last digest removed. An entry at the end, a cut, records that:
-a beginning that no cut names was moved by somebody else, and the retention then removes nothing either.
+a beginning that no cut names was not moved by the retention, which then removes nothing either.
 
 Whoever may write to the database can also compute a whole new chain, append a cut of their own, or cut off the end.
 That shows only beside digests that are kept elsewhere: `verify` returns the last one, and accepts one that must be in
@@ -138,7 +138,7 @@ async def page(
 async def prune(connection: AsyncConnection, now: int, days: int = RETENTION_DAYS) -> int:
     """Remove entries that are older than so many days, once a day; says how many.
 
-    If somebody else has moved the beginning, none is removed, so that this still shows.
+    If anything else has moved the beginning, none is removed, so that this still shows.
     """
     oldest = (await connection.execute(select(func.min(audit.c.at)))).scalar()
     if oldest is None or oldest >= now - (days + 1) * DAY_US:

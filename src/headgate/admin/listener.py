@@ -1,6 +1,6 @@
-"""Where the REST API is listened for: uvicorn on a socket, with bounds on what somebody without a key may take.
+"""Where the REST API is listened for: uvicorn on a socket, with bounds on what clients without a key may take.
 
-uvicorn waits for the head of a request as long as it takes, and reads however much it is told; here both end. Of
+uvicorn waits for the head of a request as long as it takes, and reads however much is sent; here both end. Of
 connections that have shown no good key there are few, altogether and from one address, and they are not kept for long:
 when another comes, the oldest makes room. So nobody without a key keeps operators out, who are the latest to come.
 """

@@ -83,7 +83,7 @@ class Gatekeeper:
         keys: who may.
         reads: how often a key may read.
         writes: how often a key may change something.
-        store: where that is counted; while it is away, each process counts on its own.
+        store: where that is counted; while it is down, each process counts on its own.
         deprecations: paths that are going to go, of which answers say so.
     """
 
@@ -151,7 +151,7 @@ class Gatekeeper:
         return None
 
     async def _identified(self, scope: Scope, text: str, answer: _Answer) -> ApiKey | ProblemDocument:
-        """Return the key that somebody has sent, or why it does not count."""
+        """Return the key that a client has sent, or why it is not accepted."""
         address = address_of(scope.get("client"))
         seen = sha256(f"{address}\n{text}".encode("utf-8", "surrogatepass")).digest()
         tried = await self._failures.peek(address)
@@ -195,7 +195,7 @@ class _Answer:
         self.fields["x-ratelimit-reset"] = str(-(-(epoch_us() + decision.reset_after_us) // 1_000_000))
 
     def slow_down(self, decision: Decision, why: str) -> ProblemDocument:
-        """Return the refusal of somebody who asks too often."""
+        """Return the refusal of a client that sends too many requests."""
         seconds = max(1, -(-decision.retry_after_us // 1_000_000))
         self.fields["retry-after"] = str(seconds)
         return of_status(429, f"{why}; try again in {seconds} s")

@@ -72,7 +72,7 @@ class AsyncEngineBase:
         self.clock: Clock = store.clock
         """What time it is for the limits."""
         self.store = store
-        """What keeps the state, as it was given: unlike checks, it answers nothing while it is away."""
+        """What keeps the state, as it was given: unlike checks, it fails while the store is down."""
         self._networked = store if isinstance(store, Networked) else None
         self._failover: AsyncFailoverStore | None = None
         self._cached: AsyncCachedStore | None = None

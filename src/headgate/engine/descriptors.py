@@ -165,7 +165,7 @@ class AsyncDescriptorEngine(AsyncEngineBase):
         ]
 
     async def undo(self, answered: Answered) -> None:
-        """Give back what an answer took: nobody waited for it any more."""
+        """Refund what an answer took whose caller no longer waited for it."""
         decisions = [decision for decision in answered.decisions if decision is not None]
         pairs = zip(answered.matching.calls, decisions, strict=True)
         calls = [refund_of(call.plan, decision) for call, decision in pairs if decision.taken]

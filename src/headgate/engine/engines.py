@@ -143,7 +143,7 @@ class Engine(_Ruled):
         self._drive(self._verbs.use_up(part))
 
     def refund(self, request: Request | Ruling, charge: str = "") -> Ruling:
-        """Give back what a ruling took, once, to the limits that it took it from, as far as it still counts.
+        """Refund what a ruling took, once, to the limits that it took it from, as far as it still counts.
 
         Elsewhere, where the ruling is not at hand, the request and `charge_of(ruling)` do the same. With a request
         alone its cost is given back, to all limits that apply to it now, off their newest use, whatever that was for;
@@ -324,7 +324,7 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
         return ruling if isinstance(ruling, Ruling) else await ruling
 
     async def undo(self, rulings: Sequence[Ruling]) -> None:
-        """Give back all that a check took, or several that passed together: nobody waited for the answer any more."""
+        """Refund what a check took, or several that passed together, whose caller no longer waited for the answer."""
         await self._drive(self._verbs.undo(rulings))
 
     async def reset(self, request: Request) -> Reset:

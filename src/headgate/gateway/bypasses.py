@@ -16,7 +16,7 @@ _LISTED = 3
 
 
 def bypasses(gateway: Gateway, *, by_case: bool) -> Iterator[tuple[int, str, str]]:
-    """Yield the number of a route that can be got round, how, and what helps.
+    """Yield the number of a route that can be bypassed, how, and what prevents it.
 
     Args:
         gateway: whose routes they are.

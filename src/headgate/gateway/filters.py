@@ -79,7 +79,7 @@ OF_PROXIES = (
         "X-Now-*",
     ),
 )
-"""Nor so, unless proxies of our own come before: who is told to be the client, and what was asked for."""
+"""Nor so, unless proxies of our own come before: headers that name the client, or the original request."""
 _CLIENT = CLIENT_ADDRESS.decode()
 _NOBODY = {"address_prefix": "255.255.255.255", "prefix_len": 32}
 """No client is one of us: by default, Envoy would believe more of those in private networks."""

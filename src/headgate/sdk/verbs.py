@@ -85,7 +85,7 @@ class ClientVerbs:
         return (yield from self._refunded(receipt))
 
     def _refunded(self, receipt: Receipt) -> Flow[Ruling]:
-        """Give back what a receipt names; the service does so once, however often it is asked."""
+        """Refund what a receipt names; the service does so once, however often it is asked."""
 
         async def send(transport: Any, _: object, seconds: float) -> Sequence[WrittenRuling]:
             return [await transport.refund(request, charge, seconds)]

@@ -36,7 +36,7 @@ class Reason(StrEnum):
     CIRCUIT_OPEN = "circuit_open"
     """It was not asked, since it failed before."""
     OVERLOADED = "overloaded"
-    """It is well, but had no room for the call, which was never sent or surely took nothing."""
+    """It is healthy, but had no room for the call, which was never sent or surely took nothing."""
 
 
 DECIDED_HERE = frozenset(Reason)

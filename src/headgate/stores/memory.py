@@ -217,7 +217,7 @@ class MemoryStore:
         return decision
 
     def _refund_once(self, call: Call, until: int, now: int) -> Decision:
-        """Give back what the call names, unless that was done; a store that is full cannot note it, so it does not."""
+        """Refund what the call names, once. A store that is full cannot note that, and refunds nothing."""
         principal, refunds = call.plan[0].principal, self._refunds
         at = call.token + (principal.encode() if isinstance(principal, str) else principal)
         if now >= until:
@@ -434,7 +434,7 @@ def _occupied(found: _Found, quota: Quota, now: int, *, crowded: bool = False) -
 def _filled(places: Sequence[object], quotas: Sequence[Quota], after: States, now: int) -> list[State]:
     """Return the states after an admission: where limits of the plan share one, nothing is left until it is void.
 
-    Each of them could not be told what the others took: it would be refused for ever where the limit is one request.
+    They do not know what the others took: where the limit is one request, each would be refused for ever.
     """
     full = [quota.step(None, quota.capacity, now) for quota in quotas]
     result = list(after)

@@ -38,7 +38,7 @@ def answered_once(decision: Decision, token: bytes) -> Decision:
 
 
 def refund_for(plan: Plan, what: Decision | int) -> Call:
-    """Return the call that gives back a number of units, or once what a decision about `plan` took."""
+    """Return the call that refunds a number of units, or, once, what a decision about `plan` took."""
     if isinstance(what, int):
         return Call(Verb.REFUND, plan, what)
     return refund_of(plan, what, refund_token(identity_of(what)))

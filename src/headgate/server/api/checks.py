@@ -113,7 +113,7 @@ class RecurringChecks(RecurringQuestions[UnderstoodCheck]):
         return engine.decide(request, selected)
 
     async def undo(self, engine: AsyncEngine, understood: UnderstoodCheck, key: str, ruling: Ruling) -> None:
-        """Give back what a question took that was abandoned.
+        """Refund what an abandoned request took.
 
         One with an idempotency key keeps its charge: it will be sent again, and then passes by the same charge.
         """
