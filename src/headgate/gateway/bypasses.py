@@ -6,7 +6,7 @@ servers matter: what another service makes of the request is not what is guarded
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from headgate.gateway.model import ANYWHERE, Gateway, GatewayRoute
 from headgate.gateway.routing import in_order
@@ -23,22 +23,38 @@ def bypasses(gateway: Gateway, *, by_case: bool) -> Iterator[tuple[int, str, str
         by_case: whether other capitals count; not if the file says itself that they make another path.
     """
     hosts = sorted({ANYWHERE, *(host for route in gateway.routes for host in route.hosts)})
-    for number, route in enumerate(gateway.routes):
-        if route.require == "none":
-            continue
-        found: dict[str, str] = {}
-        for host in hosts:
-            routes = [*in_order(host, gateway)]
-            if route in routes:
-                found.update(_around(route, routes, host, gateway, by_case=by_case and not gateway.ignore_case))
-        yield from ((number, message, hint) for message, hint in found.items())
+    by_case = by_case and not gateway.ignore_case
+    found: dict[tuple[object, ...], dict[str, str]] = {_identity(route): {} for route in gateway.routes}
+    numbers = {_identity(route): number for number, route in enumerate(gateway.routes)}
+    for host in hosts:
+        routes = [*in_order(host, gateway)]
+        places: dict[str, list[int]] = {}
+        for at, route in enumerate(routes):
+            places.setdefault(route.path.rstrip("/"), []).append(at)
+        for at, route in enumerate(routes):
+            if route.require == "none":
+                continue
+            covering = sorted(other for path in _above(route.path) for other in places.get(path, ()) if other != at)
+            if host == ANYWHERE or any(routes[each].hosts for each in (at, *covering)):  # else it is as anywhere
+                before = [routes[each] for each in covering if each < at]
+                after = [routes[each] for each in covering if each > at]
+                ways = _around(route, before, after, host=host, gateway=gateway, numbers=numbers, by_case=by_case)
+                found[_identity(route)].update(ways)
+    for identity, ways_round in found.items():
+        yield from ((numbers[identity], message, hint) for message, hint in ways_round.items())
 
 
 def _around(
-    route: GatewayRoute, routes: list[GatewayRoute], host: str, gateway: Gateway, *, by_case: bool
+    route: GatewayRoute,
+    before: list[GatewayRoute],
+    after: list[GatewayRoute],
+    *,
+    host: str,
+    gateway: Gateway,
+    numbers: Mapping[tuple[object, ...], int],
+    by_case: bool,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the ways round a route among those of a host, in the order in which they are tried."""
-    at = routes.index(route)
+    """Yield the ways round a route at a host, by the routes that cover its path: those tried before it, and after."""
 
     def taking(others: list[GatewayRoute], methods: set[str]) -> Iterator[tuple[str, str]]:
         """Yield the methods that other routes take, as text, and what such a route is and requires."""
@@ -48,11 +64,9 @@ def _around(
             if taken and _asks_less(other, route) and _is_same_service(other, route, gateway):
                 some = [*(method for method in METHODS if method in taken)]
                 listed = ", ".join([*some[:_LISTED], *(["..."] if len(some) > _LISTED else [])])
-                yield listed, f"routes[{gateway.routes.index(other)}], which requires {other.require}"
+                yield listed, f"routes[{numbers[_identity(other)]}], which requires {other.require}"
 
-    own, covering = {*route.methods} or {*METHODS}, [each for each in routes if _covers(each, route)]
-    before = [each for each in covering if routes.index(each) < at]
-    after = [each for each in covering if routes.index(each) > at]
+    own = {*route.methods} or {*METHODS}
     for _, taker in taking(before, own):
         yield f"at the host {host}, its requests go to {taker}", "Write hosts there, too: the host decides first."
     for methods, taker in taking(after, {*METHODS} - own):
@@ -63,8 +77,15 @@ def _around(
         yield message, "Write ignore_case: true, or false if the service tells them apart, too."
 
 
-def _covers(other: GatewayRoute, route: GatewayRoute) -> bool:
-    return other is not route and f"{route.path}/".startswith(f"{other.path.rstrip('/')}/")
+def _identity(route: GatewayRoute) -> tuple[object, ...]:
+    """Return what no two routes have in common."""
+    return route.path, route.hosts, route.methods
+
+
+def _above(path: str) -> list[str]:
+    """Return a path and all that it is below, without slashes at their ends."""
+    whole = f"{path}/"
+    return [whole[:at] for at, character in enumerate(whole) if character == "/"]
 
 
 def _asks_less(other: GatewayRoute, route: GatewayRoute) -> bool:
