@@ -369,7 +369,9 @@ def test_who_says_twice_who_asks_is_not_served() -> None:
 def test_clients_without_an_address_share_a_budget_and_somebody_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     found = gate(limits="1/minute")
     with caplog.at_level(logging.WARNING):
-        assert passed(found, 2, peer="") == 1
+        assert passed(found, 2, peer="testclient") == 1
+        assert not caplog.records, "test clients have no address, and nobody has to be warned of that"
+        assert passed(found, 2, peer="") == 0
     assert caplog.text.count("is not known") == 1
 
 
