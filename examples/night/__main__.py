@@ -1,6 +1,6 @@
 """A night on call in four scenes, played on a Redis and a service that this starts, and ends.
 
-python examples/night
+.venv/bin/python examples/night
 
 Every command that is shown is one that you could type. It takes about a minute.
 """

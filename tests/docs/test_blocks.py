@@ -53,6 +53,7 @@ NOT_RUN = {
     "go install": "it takes Go, and the network; the report that it made is in docs/conformance",
     "headgate enforcement": "it would find the services of others; tests/server/process/test_enforcement.py runs it",
     "headgate refusals": "it asks an admin plane; tests/server/process/test_refusals.py and the admin page run it",
+    "headgate users": "it changes rules over an admin plane; test_night.py and test_admin_page.py run it",
     "grpcurl": "not a package of Debian; tests/server/api/test_docs.py makes the same calls",
     "ghz": "not a package of Debian; what it calls is called in tests/server/rpc, by reflection as well",
 }
