@@ -148,6 +148,16 @@ class TestUndo:
 
         asyncio.run(main())
 
+    def test_a_rule_of_any_name_is_changed_back_in_a_tier(self, url: str) -> None:
+        async def work(catalog: Catalog) -> None:
+            rule = {"id": "overrides", "limit": 1, "window": "1s"}
+            await catalog.apply({"version": 1, "rules": [rule], "tiers": {"gold": {"overrides": {"limit": 2}}}}, ME)
+            await catalog.change([Operation(TIER, "gold", {"overrides": {"limit": 3}})], ME)
+            await catalog.undo(2, ME)
+            assert (await in_force(catalog))["tiers"] == {"gold": {"overrides": {"limit": 2}}}
+
+        on(url, work)
+
     def test_what_the_retention_removed_is_not_undone(self, url: str) -> None:
         async def work(catalog: Catalog) -> None:
             await catalog.apply(DOCUMENT, ME)
@@ -247,6 +257,12 @@ class TestApi:
                 ("rules/nobody", {"limit": 1}, 404),
                 ("tiers/nothing", {}, 404),
                 ("users/42", {"tier": "glod"}, 400),
+                ("users/42", {"tier": 5}, 400),
+                ("users/42", {"tier": {}}, 400),
+                ("users/42", {"overrides": {"all-ip": {"limit": 1, "until": "2020-01-01T00:00:00Z"}}}, 400),
+                ("users/42", {"overrides": {"all-ip": {"limit": None}}}, 400),
+                ("users/42", {"overrides": {"all-ip": 5}}, 400),
+                ("users/42", {"overrides": ["all-ip"]}, 400),
                 ("users/42", {"overrides": {"nothing": {"limit": 1}}}, 400),
             ):
                 assert (await patch(path, body)).status_code == status, (path, body)

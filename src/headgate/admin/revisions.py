@@ -156,9 +156,10 @@ async def undoing(connection: AsyncConnection, number: int, now: int, *, force: 
                 if row.kind == ORDER:
                     continue
                 stored = present[ObjectKind(row.kind)].get(row.subject)
-                now_is, was, became = [
-                    _lasting(body, now) for body in (stored.body if stored else None, row.before, row.after)
-                ]
+                bodies = stored.body if stored else None, row.before, row.after
+                now_is, was, became = (
+                    [_lasting(each, now) for each in bodies] if row.kind == ObjectKind.USER else bodies
+                )
                 if now_is != was:
                     operations.append(Operation(ObjectKind(row.kind), row.subject, was))
                     changed.extend([(row.kind, row.subject)] * (now_is != became))
@@ -193,9 +194,9 @@ async def _entries(connection: AsyncConnection, number: int) -> AsyncIterator[Se
 
 
 def _lasting(body: Any, now: int) -> Any:
-    """Return a body without overrides that have ended; None if nothing is left."""
-    overrides = body.get("overrides") if isinstance(body, dict) else None
-    if not isinstance(overrides, dict) or not any("until" in each for each in overrides.values()):
+    """Return the body of a user without overrides that have ended; None if nothing is left."""
+    overrides = body.get("overrides") if body else None
+    if not overrides or not any("until" in each for each in overrides.values()):
         return body
     left = {
         rule: each

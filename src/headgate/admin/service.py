@@ -31,7 +31,7 @@ from headgate.core.errors import UsageError
 from headgate.engine import AsyncEngine
 from headgate.engine.ruling import explained_data, state_data
 from headgate.policy.dumping import to_data
-from headgate.policy.loading import change_from_data, from_data, read_apart, rule_from_data
+from headgate.policy.loading import change_from_data, from_data, read_apart, rule_from_data, user_from_data
 from headgate.policy.model import Change, Ruleset, User
 from headgate.policy.problems import InvalidRules, render
 from headgate.policy.request import Request
@@ -42,6 +42,7 @@ _WEEK_US = 7 * DAY_US
 _MOST_TIERS = 100
 _FOLLOWS_WITHIN, _LOOK_EVERY = 2.0, 0.02
 """Seconds that a change may take to reach this node, and between two looks whether it has."""
+_NOTHING_SPECIAL: tuple[tuple[str, Any], ...] = (("tier", ""), ("overrides", {}))
 _NAMED = 5
 """Principals that an answer names."""
 SORTS = ("position", "id", "updated_at", "-id", "-updated_at")
@@ -149,8 +150,9 @@ class AdminService:
 
         Something may become special about any user, so that there is one; of what exists, null deletes members.
         """
-        if kind is ObjectKind.USER and isinstance(given.get("tier"), str):
-            await self._check_tier(given["tier"])
+        tier, changed = given.get("tier"), given.get("overrides")
+        if kind is ObjectKind.USER and isinstance(tier, str | int | float):  # a number is read as text
+            await self._check_tier(str(tier))
 
         def patched(stored: Stored | None) -> Any:
             if stored is None and kind is not ObjectKind.USER:
@@ -163,7 +165,10 @@ class AdminService:
                 body = {field: value for field, value in body.items() if field not in STAMPS}
                 rule_from_data(body)
             if kind is ObjectKind.USER:
-                body = {field: value for field, value in body.items() if value not in ("", {})} or None
+                body = {name: value for name, value in body.items() if (name, value) not in _NOTHING_SPECIAL} or None
+                overrides = user_from_data(body or {}).overrides
+                for rule in overrides.keys() & (changed or {}):
+                    _check_override(overrides[rule])
             return body
 
         with _paths_in_body(kind, name):
@@ -334,14 +339,7 @@ class AdminService:
         self, name: str, rule_id: str, change: Any, actor: Actor, expected: int | None = None
     ) -> SpecialUser:
         """Change a rule for one user, perhaps only for a time. Raises UsageError for what can have no effect."""
-        read = change_from_data(change)
-        if read.until is not None and read.until <= epoch_us():
-            raise UsageError("an override that has ended already changes nothing: until is in the past")
-        if read == Change(until=read.until):
-            raise UsageError(
-                "this override changes nothing: give a limit, burst, capacity, window, algorithm or limits; "
-                "to end one that is there, DELETE it"
-            )
+        _check_override(change_from_data(change))
 
         def overridden(user: dict[str, Any]) -> None:
             user["overrides"] = {**user.get("overrides", {}), rule_id: change}
@@ -553,6 +551,17 @@ def consumer_data(consumer: Consumer) -> dict[str, Any]:
     ]
     newest, state = consumer.keys[-1], "active" if any(key.is_good(now) for key in consumer.keys) else "ended"
     return {"id": newest.consumer, "tenant": newest.tenant, "tier": consumer.tier, "state": state, "keys": keys}
+
+
+def _check_override(change: Change) -> None:
+    """Raise UsageError for an override that can have no effect."""
+    if change.until is not None and change.until <= epoch_us():
+        raise UsageError("an override that has ended already changes nothing: until is in the past")
+    if change == Change(until=change.until):
+        raise UsageError(
+            "this override changes nothing: give a limit, burst, capacity, window, algorithm or limits; "
+            "to end one that is there, DELETE it"
+        )
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
