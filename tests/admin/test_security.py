@@ -169,7 +169,10 @@ class TestRequests:
             wrong = await admin.ask("PATCH", RULES)
             assert (options.status_code, wrong.status_code) == (204, 405)
             assert options.headers["allow"] == wrong.headers["allow"] == "GET, HEAD, OPTIONS, POST"
-            for path, allowed in (("rules/a", "DELETE, GET, HEAD, OPTIONS, PUT"), ("users/a/tier", "OPTIONS, PUT")):
+            for path, allowed in (
+                ("rules/a", "DELETE, GET, HEAD, OPTIONS, PATCH, PUT"),
+                ("users/a/tier", "OPTIONS, PUT"),
+            ):
                 options = await admin.ask("OPTIONS", f"/api/v1/{path}", role="viewer")
                 assert (options.status_code, options.headers["allow"]) == (204, allowed)
             detail = f"'{RULES}' is asked with {wrong.headers['allow']}, not with 'PATCH'"

@@ -30,8 +30,8 @@ def test_nothing_given_is_every_default() -> None:
     assert settings() == Settings()
 
 
-def test_every_setting_is_an_option() -> None:
-    assert {option.setting for option in options()} == {*Settings.__dataclass_fields__}
+def test_every_setting_is_an_option_but_the_one_that_only_a_gateway_says() -> None:
+    assert {option.setting for option in options()} == {*Settings.__dataclass_fields__} - {"consumers"}
 
 
 def test_arguments_win_over_the_environment_and_empty_variables_are_none() -> None:

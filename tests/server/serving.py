@@ -47,7 +47,8 @@ class Service:
         self.clock = ManualClock()
         self.loop = asyncio.new_event_loop()
         clock = self.clock if store == "memory" else None
-        self.engine = AsyncEngine(Policy(load(rules), version=1), store=store, clock=clock, on_store_failure=failure)
+        policy = Policy(load(rules), version=1)
+        self.engine = AsyncEngine(policy, store=store, clock=clock, on_store_failure=failure, nodes=1)
         self.recorder = Recorder()
         self.decisions = Decisions(self.engine, self.recorder)
         self.readiness = Readiness(self.engine)

@@ -6,16 +6,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from headgate.core.errors import InvalidQuota, UsageError
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.quota import Quota
-from headgate.engine.base import StoreOptions
 from headgate.stores.breaker import LONGEST_PAUSE_US, PAUSE_US, THRESHOLD
 from headgate.web.headers import RESET_FORMATS
+
+if TYPE_CHECKING:  # whoever supervises does not load what decides
+    from headgate.engine.base import StoreOptions
 
 RLS_SECONDS, API_SECONDS = 0.015, 0.1
 """How long a decision waits for a store on the network, where its address does not say: Envoy gives up after 20 ms, and
