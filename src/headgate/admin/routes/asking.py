@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -136,8 +137,8 @@ def decoded(raw: bytes) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> Json:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise UsageError(f"the body has {next(name for name in names if names.count(name) > 1)!r:.80} twice")
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise UsageError(f"the body has {twice!r:.80} twice")
     return found
 
 
