@@ -472,6 +472,9 @@ class TestRules:
             assert left == {name: before[name] for name in left}, "the file has only rules"
             wrong = await admin.ask("POST", "/api/v1/apply", {"version": 1, "rules": rules[1:]})
             assert "there is no rule 'orders-user'" in wrong.text, "what is left alone goes with what is applied"
+            alone = {"version": 1, "tiers": {"gold": {"orders-user": {"limit": 9}}}}
+            wrong = await admin.ask("POST", "/api/v1/apply", alone)
+            assert "there is no rule 'orders-user'" in wrong.text, "a file stands on its own"
             file: dict[str, Any] = {"version": 1, "rules": rules, "tiers": {}, "ignore_case": False}
             file["users"] = {"both": {"overrides": {"orders-user": {"limit": 7}}}, "new": {"tier": "gold"}}
             did, left = await applied(file)
