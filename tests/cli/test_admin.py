@@ -211,20 +211,23 @@ def test_an_override_is_shown_with_the_limits_that_it_makes(operator: Operator) 
 
 
 def test_an_override_lasts_for_as_long_as_is_said(operator: Operator) -> None:
-    before = epoch_us() // 1_000_000 * 1_000_000
-    operator.run("users", "override", "soon-over", "orders-user", "--limit", "500", "--for", "1h")
+    def in_an_hour() -> str:
+        return moment_text((epoch_us() // 1_000_000 + 3600) * 1_000_000)  # whole seconds, as the command has them
+
+    earliest = in_an_hour()
+    operator.run("users", "override", "for-an-hour", "orders-user", "--limit", "500", "--for", "1h")
     listed = json.loads(operator.run("users", "list", "--json"))
-    (user,) = [each for each in listed if each["id"] == "soon-over"]
+    (user,) = [each for each in listed if each["id"] == "for-an-hour"]
     until_ = user["overrides"]["orders-user"]["until"]
-    assert moment_text(before + 3_600_000_000) <= until_ <= moment_text(epoch_us() + 3_600_000_000)
+    assert earliest <= until_ <= in_an_hour()
     for wrong, told in (
         (("--for", "1h", "--until", "2036-01-01T00:00:00Z"), "give one of them"),
         (("--for", "soon"), "--for is a length of time, such as 30m, 1h or 7d, not 'soon'"),
         (("--for", "1h", "--end"), "--end ends the override: it does not go with --for"),
     ):
-        assert told in operator.run("users", "override", "soon-over", "orders-user", *wrong, code=2)
+        assert told in operator.run("users", "override", "for-an-hour", "orders-user", *wrong, code=2)
     assert "say what is different" in operator.run("users", "override", "u", "orders-user", "--for", "1h", code=2)
-    operator.run("users", "override", "soon-over", "orders-user", "--end")
+    operator.run("users", "override", "for-an-hour", "orders-user", "--end")
 
 
 def test_usage_of_a_rule_that_does_not_exist_names_those_that_do(operator: Operator) -> None:

@@ -43,12 +43,20 @@ LASTING = RULES.replace("window: 1m", "window: 365d").replace("window: 1h", "win
 class Service:
     """All of a node but its ports."""
 
-    def __init__(self, rules: str = RULES, *, store: str = "memory", failure: str = "local", **options: Any) -> None:
+    def __init__(
+        self,
+        rules: str = RULES,
+        *,
+        store: str = "memory",
+        failure: str = "local",
+        nodes: int | None = None,
+        **options: Any,
+    ) -> None:
         self.clock = ManualClock()
         self.loop = asyncio.new_event_loop()
         clock = self.clock if store == "memory" else None
         policy = Policy(load(rules), version=1)
-        self.engine = AsyncEngine(policy, store=store, clock=clock, on_store_failure=failure, nodes=1)
+        self.engine = AsyncEngine(policy, store=store, clock=clock, on_store_failure=failure, nodes=nodes)
         self.recorder = Recorder()
         self.decisions = Decisions(self.engine, self.recorder)
         self.readiness = Readiness(self.engine)

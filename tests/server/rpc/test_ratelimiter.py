@@ -216,7 +216,8 @@ def test_a_decision_waits_for_the_store_as_long_as_its_caller_says_it_waits(monk
     with (
         redis_server() as redis,
         proxy(redis.port) as between,
-        serving(LASTING, store=between.address("timeout=60&connect_timeout=60&connections=1")) as service,
+        # nothing but these calls is on its connection, no heartbeat either
+        serving(LASTING, store=between.address("timeout=60&connect_timeout=60&connections=1"), nodes=1) as service,
     ):
         assert not call(service, **ORDER).degraded
         between.open.clear()
