@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headgate.admin import audit
 from headgate.admin.catalog import Catalog
-from headgate.admin.database import Database
+from headgate.admin.database import Database, DatabaseUnavailable
 from headgate.admin.follower import NodeStatus, _register
 from headgate.admin.objects import InUse, ObjectKind, Operation, UnknownObject
 from headgate.admin.revisions import Conflict, Superseded
@@ -275,6 +275,20 @@ class TestApi:
             user = await patch("users/42", {"tier": None, "overrides": {"all-ip": None}})
             assert (user.json(), user.headers["etag"]) == ({"id": "42"}, '"0"')
             assert (await admin.ask("GET", "/api/v1/users")).json()["total"] == 0
+
+        on_plane(url, work)
+
+    def test_a_change_that_is_made_is_no_error_when_the_database_then_goes_away(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def gone(*_: object) -> None:
+            raise DatabaseUnavailable("it does not answer")
+
+        async def work(admin: Admin) -> None:
+            monkeypatch.setattr("headgate.admin.service.nodes_of", gone)
+            done = await admin.ask("PUT", "/api/v1/users/42/tier?wait=5s", {"tier": "gold"})
+            assert (done.status_code, done.json()) == (200, {"id": "42", "tier": "gold"})
+            assert done.headers["x-nodes-behind"].startswith("unknown, ")
 
         on_plane(url, work)
 

@@ -21,6 +21,7 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp
 
+from headgate.admin.database import DatabaseError
 from headgate.admin.openapi import document_of
 from headgate.admin.parameters import parameters_of, query_guard
 from headgate.admin.problems import allowed_methods, explained, methods_of
@@ -84,9 +85,13 @@ def _waiting(admin: AdminService) -> Callable[[ASGIApp], ASGIApp]:
             async def answered(message: Any) -> None:
                 patience = scope["state"].get("wait")
                 if patience is not None and message["type"] == "http.response.start" and message["status"] < 300:
-                    revision, late = await admin.behind(patience)
-                    shown = ", ".join(f"{node.host}:{node.process} (revision {node.revision})" for node in late)
-                    fields = {"x-revision": str(revision)} | ({"x-nodes-behind": shown} if late else {})
+                    try:
+                        revision, late = await admin.behind(patience)
+                    except DatabaseError:  # the change is made; an error now would say that it is not
+                        fields = {"x-nodes-behind": "unknown, since the database does not answer"}
+                    else:
+                        shown = ", ".join(f"{node.host}:{node.process} (revision {node.revision})" for node in late)
+                        fields = {"x-revision": str(revision)} | ({"x-nodes-behind": shown} if late else {})
                     added = [(name.encode(), value.encode("latin-1", "replace")) for name, value in fields.items()]
                     message["headers"] = [*message.get("headers", ()), *added]
                 await send(message)
