@@ -1,4 +1,4 @@
-"""Keys of consumers: whoever calls the API that is protected."""
+"""Keys of consumers: the callers of the protected API."""
 
 from __future__ import annotations
 
