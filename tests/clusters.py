@@ -150,6 +150,7 @@ class Migration:
 
     def begin(self) -> None:
         """From now on the source sends those who ask for keys that it does not have to the target, with ASK."""
+        until(self._is_last_heard_of, "the nodes know of the last migration")
         self.is_under_way = True
         self.target.ask("CLUSTER", "SETSLOT", self.slot, "IMPORTING", _name_of(self.source))
         self.source.ask("CLUSTER", "SETSLOT", self.slot, "MIGRATING", _name_of(self.target))
@@ -165,6 +166,14 @@ class Migration:
         for node in (self.target, self.source, *self.others):
             node.ask("CLUSTER", "SETSLOT", self.slot, "NODE", name)
         self.is_under_way = False
+
+    def _is_last_heard_of(self) -> bool:
+        """Do all know the configuration epochs of all primaries?
+
+        A target that does not know the source's may import a slot without a higher one: a late message of the source
+        then wins the slot back, and both send everybody to each other, for good.
+        """
+        return len({_epochs_of(node) for node in (self.source, self.target, *self.others)}) == 1
 
 
 @contextmanager
@@ -195,6 +204,12 @@ def slots_of(node: RedisServer) -> set[int]:
     mine = next(line for line in node.ask("CLUSTER", "NODES").decode().splitlines() if "myself" in line)
     ranges = [words.split("-") for words in mine.split()[8:] if not words.startswith("[")]
     return {slot for ends in ranges for slot in range(int(ends[0]), int(ends[-1]) + 1)}
+
+
+def _epochs_of(node: RedisServer) -> frozenset[tuple[str, str]]:
+    """Return the configuration epochs of the primaries in the eyes of a node."""
+    lines = (line.split() for line in node.ask("CLUSTER", "NODES").decode().splitlines())
+    return frozenset((words[0], words[6]) for words in lines if "master" in words[2])
 
 
 def _view_of(node: RedisServer) -> frozenset[tuple[int, int, int]]:
