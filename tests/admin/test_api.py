@@ -528,7 +528,7 @@ class TestUsers:
         self, sqlite: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As where this node cannot follow the database."""
-        monkeypatch.setattr("headgate.admin.service._FOLLOWS_WITHIN", 0)
+        monkeypatch.setattr("headgate.admin.users._FOLLOWS_WITHIN", 0)
 
         async def work(admin: Admin) -> None:
             await admin.ask("POST", "/api/v1/users/42/override", {"rule_id": "orders-user", "limit": 500})

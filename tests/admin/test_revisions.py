@@ -285,7 +285,7 @@ class TestApi:
             raise DatabaseUnavailable("it does not answer")
 
         async def work(admin: Admin) -> None:
-            monkeypatch.setattr("headgate.admin.service.nodes_of", gone)
+            monkeypatch.setattr("headgate.admin.reports.nodes_of", gone)
             done = await admin.ask("PUT", "/api/v1/users/42/tier?wait=5s", {"tier": "gold"})
             assert (done.status_code, done.json()) == (200, {"id": "42", "tier": "gold"})
             assert done.headers["x-nodes-behind"].startswith("unknown, ")

@@ -403,7 +403,7 @@ class TestAsking:
             async with plane(url) as admin:
                 keys = [("orders-user", "#1", 2.0), ("all-ip", "#2", 9.0), ("orders-user", "#3", 0.05)]
                 hot = ",".join(f'{{"rule":"{rule}","key":"{key}","per_second":{rate}}}' for rule, key, rate in keys)
-                admin.service.hot_keys = f'{{"hot":[{hot}],"denied":[]}}'.encode
+                admin.service.reports.hot_keys = f'{{"hot":[{hot}],"denied":[]}}'.encode
                 answer = await admin.ask("GET", "/api/v1/rules/orders-user/what-if?limit=4", role="viewer")
                 assert answer.json()["hot_keys"] == ["#1"]
 

@@ -86,7 +86,7 @@ def _waiting(admin: AdminService) -> Callable[[ASGIApp], ASGIApp]:
                 patience = scope["state"].get("wait")
                 if patience is not None and message["type"] == "http.response.start" and message["status"] < 300:
                     try:
-                        revision, late = await admin.behind(patience)
+                        revision, late = await admin.reports.behind(patience)
                     except DatabaseError:  # the change is made; an error now would say that it is not
                         fields = {"x-nodes-behind": "unknown, since the database does not answer"}
                     else:

@@ -46,6 +46,8 @@ REPORT_EVERY = 5.0
 """Seconds between two reports of a node."""
 LOADING_EVERY = 0.2
 """Seconds between two looks at what workers have loaded, while they have not loaded everything."""
+ARRIVAL_EVERY = 0.02
+"""Seconds between two looks whether a change has arrived, where that is waited for."""
 GONE_AFTER_US = 60_000_000
 """A node that has not reported for so long is not shown any more; an hour later it is forgotten."""
 _FORGOTTEN_AFTER_US = 3_600_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from sqlalchemy import Column, ColumnElement, Table, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -88,6 +88,21 @@ class ObjectVersion(NamedTuple):
     revision: int
     at: int
     actor: str
+
+
+class ResultPage(NamedTuple):
+    """Some of many."""
+
+    items: list[dict[str, Any]]
+    total: int
+    """How many there are altogether, as far as the filters let them through."""
+    next: int | None
+    """The offset of the next page; None if this is the last."""
+
+    @classmethod
+    def of(cls, items: list[dict[str, Any]], total: int, end: int) -> Self:
+        """Return the page that ends at an offset."""
+        return cls(items, total, end if end < total else None)
 
 
 class VersionConflict(HeadgateError):

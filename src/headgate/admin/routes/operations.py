@@ -45,13 +45,13 @@ class RotateBody(msgspec.Struct, forbid_unknown_fields=True):
 @get("/nodes", opt=VIEWER, summary="List nodes and the revision that each runs")
 async def list_nodes(admin: Admin) -> Json:
     """List the services that follow the database."""
-    return await admin.nodes()
+    return await admin.reports.nodes()
 
 
 @get("/hot-keys", opt=VIEWER, summary="The keys that are asked about and refused most")
 async def hot_keys(admin: Admin) -> Response[bytes]:
     """Return hot keys, as the decision plane's ``/hotkeys`` does."""
-    return Response(admin.hot_keys(), media_type=MediaType.JSON)
+    return Response(admin.reports.hot_keys(), media_type=MediaType.JSON)
 
 
 # Keys
@@ -93,13 +93,13 @@ Number = Annotated[int, PathParameter(ge=1, le=2**53, description="The number of
 @get("/revisions", opt=VIEWER, summary="List revisions: what was changed, when, by whom, and why")
 async def list_revisions(admin: Admin, offset: Offset = 0, limit: Limit = 100) -> Json:
     """List all changes of what is in force, the newest first, as far as the audit trail goes back."""
-    return (await admin.revisions(offset, limit))._asdict()
+    return (await admin.changes.revisions(offset, limit))._asdict()
 
 
 @get("/revisions/{number:str}", opt=VIEWER, summary="What a revision changed")
 async def get_revision(admin: Admin, number: Number, offset: Offset = 0, limit: Limit = 100) -> Json:
     """Return a revision with its changes, a page of them, each with what was before and after."""
-    return await admin.revision(number, offset, limit)
+    return await admin.changes.revision(number, offset, limit)
 
 
 @post("/revisions/{number:str}/undo", opt=EDITOR, summary="Undo a revision", status_code=200)
@@ -117,7 +117,7 @@ async def undo_revision(
     `limit` is how many changes the answer has. `If-Match` is the revision that has to be in force.
     """
     actor, expected = actor_of(request), expected_version(request)
-    return await admin.undo(number, actor, expected, force=force, dry_run=dry_run, limit=limit)
+    return await admin.changes.undo(number, actor, expected, force=force, dry_run=dry_run, limit=limit)
 
 
 # Audit
@@ -143,7 +143,7 @@ async def list_audit(
     given: Json = {"actor": actor, "action": action, "kind": kind, "subject": subject, "since": since, "until": until}
     given["without"] = without
     filters = {name: value for name, value in given.items() if value is not None}
-    return (await admin.audit(filters, offset, limit))._asdict()
+    return (await admin.reports.audit(filters, offset, limit))._asdict()
 
 
 @get("/audit/verify", opt=VIEWER, summary="Verify the chain of the audit trail")
@@ -152,7 +152,7 @@ async def verify_audit(
     contains: Annotated[str, QueryParameter(max_length=64, description="A digest that must be in the chain.")] = "",
 ) -> Json:
     """Go through the whole audit trail; says whether it was tampered with."""
-    return await admin.verify_audit(contains)
+    return await admin.reports.verify_audit(contains)
 
 
 def _key(key: ApiKey) -> Json:

@@ -163,7 +163,7 @@ async def apply_file(
     except UnicodeDecodeError:
         raise UsageError("a rules file is UTF-8 text") from None
     actor, expected = actor_of(request), expected_version(request)
-    return await admin.apply(text, actor, expected, dry_run=dry_run, replace_users=replace_users, most=changes)
+    return await admin.changes.apply(text, actor, expected, dry_run=dry_run, replace_users=replace_users, most=changes)
 
 
 # Tiers and settings

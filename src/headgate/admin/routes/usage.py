@@ -7,12 +7,14 @@ from typing import Annotated
 from litestar import get
 from litestar.params import QueryParameter
 
+from headgate.admin.objects import ObjectKind
 from headgate.admin.refusals import STEPS as REFUSAL_STEPS
 from headgate.admin.refusals import WHO
 from headgate.admin.routes.asking import VIEWER, Admin, Json, Limit, Moment, Offset, RuleId, one_of
 from headgate.admin.usage import OUTCOMES, STEPS
 from headgate.observe.principal_use import LONGEST_WINDOW_US
 from headgate.observe.refusals import shown_as
+from headgate.policy.loading import rule_from_data
 
 RuleName = Annotated[str | None, QueryParameter(pattern=r"^[^\x00]{1,200}$", description="The id of a rule.")]
 
@@ -37,7 +39,7 @@ async def list_usage(
     """
     given = {"rule_id": rule_id, "outcome": outcome, "since": since, "until": until}
     filters = {name: value for name, value in given.items() if value is not None}
-    return (await admin.usage(filters, step, offset, limit))._asdict()
+    return (await admin.reports.usage(filters, step, offset, limit))._asdict()
 
 
 @get("/rules/{rule_id:str}/what-if", opt=VIEWER, summary="What another limit would have refused")
@@ -56,7 +58,8 @@ async def what_if(
     that was in force for them, as a tier's. `window_seconds` says which window, of a rule that has several.
     """
     window_us = None if window_seconds is None else window_seconds * 1_000_000
-    return await admin.what_if(rule_id, limit, window_us=window_us, in_force=in_force, since=since, until=until)
+    rule = rule_from_data((await admin.get(ObjectKind.RULE, rule_id)).body)
+    return await admin.changes.what_if(rule, limit, window_us=window_us, in_force=in_force, since=since, until=until)
 
 
 @get("/refusals", opt=VIEWER, summary="The last refusals of a user, a key or an address")
@@ -83,7 +86,7 @@ async def list_refusals(
     for name, value in zip(WHO, (user, apikey, ip, principal), strict=True):
         if value is not None:
             filters[name] = shown_as(name, value)
-    return (await admin.refusals(filters, step, offset, limit))._asdict()
+    return (await admin.reports.refusals(filters, step, offset, limit))._asdict()
 
 
 ROUTES = (list_usage, what_if, list_refusals)

@@ -23,7 +23,7 @@ from headgate.admin.routes.asking import (
     expected_version,
     merge_patch_of,
 )
-from headgate.admin.service import SpecialUser
+from headgate.admin.users import SpecialUser
 from headgate.core.errors import UsageError
 from headgate.policy.request import Request as Asked
 
@@ -65,14 +65,15 @@ async def user_limits(admin: Admin, user_id: UserId) -> Response[Json]:
 
     The ETag is that of tier and overrides, `"0"` for a user about whom nothing is special.
     """
-    found, version = await admin.user_limits(user_id)
+    found, version = await admin.users.limits(user_id)
     return Response(found, headers=etag(version))
 
 
 @put("/users/{user_id:str}/tier", opt=EDITOR, summary="Move a user to a tier")
 async def set_tier(admin: Admin, request: JsonRequest, user_id: UserId, data: JSONBody[TierBody]) -> Response[Json]:
     """Move a user to a tier; an empty one is none."""
-    return _special(user_id, await admin.set_tier(user_id, data.tier, actor_of(request), expected_version(request)))
+    user = await admin.users.set_tier(user_id, data.tier, actor_of(request), expected_version(request))
+    return _special(user_id, user)
 
 
 @post(
@@ -87,8 +88,8 @@ async def set_override(admin: Admin, request: JsonRequest, user_id: UserId, data
     if not isinstance(rule_id, str):
         raise UsageError("an override names its rule: rule_id is text")
     expected = expected_version(request)
-    user = await admin.set_override(user_id, rule_id, data, actor_of(request), expected)
-    warnings = await admin.without_effect(user.body, rule_id)
+    user = await admin.users.set_override(user_id, rule_id, data, actor_of(request), expected)
+    warnings = await admin.users.without_effect(user.body, rule_id)
     return _special(user_id, user, **({"warnings": warnings} if warnings else {}))
 
 
@@ -101,7 +102,7 @@ async def end_override(
 ) -> Response[Json]:
     """End the override of one rule, or of all."""
     expected = expected_version(request)
-    return _special(user_id, await admin.end_override(user_id, rule_id or "", actor_of(request), expected))
+    return _special(user_id, await admin.users.end_override(user_id, rule_id or "", actor_of(request), expected))
 
 
 @post("/users/{user_id:str}/reset", opt=EDITOR, summary="Reset a user's limits", status_code=200)
@@ -109,7 +110,7 @@ async def reset_user(
     admin: Admin, request: JsonRequest, user_id: UserId, data: JSONBody[ResetBody | None] = None
 ) -> Json:
     """Forget what a user used. Limits that others share are left alone."""
-    return await admin.reset_user(user_id, data.rules if data else (), actor_of(request))
+    return await admin.users.reset(user_id, data.rules if data else (), actor_of(request))
 
 
 @patch("/users/{user_id:str}", opt=EDITOR, summary="Change tier and overrides of a user")
@@ -130,7 +131,7 @@ async def delete_user(admin: Admin, request: JsonRequest, user_id: UserId) -> No
 async def explain(admin: Admin, data: JSONBody[ExplainBody]) -> Json:
     """Say for every rule whether it applies and why, in what state it is, and what would be decided."""
     given = data.attributes
-    return await admin.explain(
+    return await admin.reports.explain(
         Asked(data.principal, data.endpoint, data.method, given, cost=data.cost, tier=data.tier, rule_id=data.rule_id)
     )
 

@@ -1,0 +1,176 @@
+"""What operators do with all rules at once: apply a file, undo a revision, and try limits before they are in force."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from headgate.admin import revisions, usage, what_if
+from headgate.admin.audit import Actor
+from headgate.admin.database import Database
+from headgate.admin.objects import ObjectKind, ResultPage, revision_number
+from headgate.admin.reports import Reports, kept
+from headgate.admin.rule_catalogs import RuleCatalog
+from headgate.admin.tables import epoch_us
+from headgate.core.calendar import DAY_US
+from headgate.policy.dumping import to_data
+from headgate.policy.loading import from_data, read_apart
+from headgate.policy.model import Rule, Ruleset
+from headgate.policy.times import moment_text
+
+_WEEK_US = 7 * DAY_US
+_NAMED = 5
+"""Principals that an answer names."""
+
+
+class RuleChanges:
+    """Revisions of a catalog: those that were made, and what a next one would do."""
+
+    def __init__(self, rules: RuleCatalog, database: Database | None, reports: Reports) -> None:
+        self._rules, self._database, self._reports = rules, database, reports
+
+    async def apply(
+        self,
+        text: str,
+        actor: Actor,
+        expected: int | None = None,
+        *,
+        dry_run: bool,
+        replace_users: bool = False,
+        most: int | None = None,
+    ) -> dict[str, Any]:
+        """Let what a rules file has be in force; says what that changes, and, if it is tried, how much that is used.
+
+        See `Catalog.apply` for what stays as it is, and `Changed.to_data` for `most`.
+        """
+        with _without_collections():
+            loaded = await asyncio.to_thread(read_apart, text)
+            wanted, sections = loaded.ruleset, loaded.sections
+            present = (await self._rules.document()).document if dry_run else {}
+            changed = await self._rules.apply(
+                wanted, actor, dry_run=dry_run, expected=expected, sections=sections, replace_users=replace_users
+            )
+            answer = changed.to_data(dry_run=dry_run, most=most)
+            if dry_run and self._database is not None:
+                kept = {name: present[name] for name in present.keys() - sections - {"version", "users"}}
+                data = {**to_data(wanted), "users": {}, **kept}
+                wanted = await asyncio.to_thread(from_data, data)
+                rules = {each.subject for each in changed.entries if each.kind == ObjectKind.RULE}
+                await self._say_whom_it_touches(self._database, answer["changes"], rules, present, wanted)
+        return answer
+
+    async def revisions(self, offset: int, limit: int) -> ResultPage:
+        """Return what was changed, the newest first, as far as the audit trail goes back."""
+        async with kept(self._database).reading() as connection:
+            newest = await revision_number(connection)
+            found, total = await revisions.revisions_of(connection, newest, offset, limit)
+        return ResultPage.of([_revision(each) for each in found], total, offset + limit)
+
+    async def revision(self, number: int, offset: int, limit: int) -> dict[str, Any]:
+        """Return a revision, and some of what it changed. Raises UnknownObject."""
+        async with kept(self._database).reading() as connection:
+            found = await revisions.revision_of(connection, number, await revision_number(connection))
+            items = await revisions.changes_of(connection, number, offset, limit)
+        page = ResultPage.of(items, found.changes, offset + limit)
+        return {**_revision(found), **page._asdict()}
+
+    async def undo(
+        self, number: int, actor: Actor, expected: int | None, *, force: bool, dry_run: bool, limit: int
+    ) -> dict[str, Any]:
+        """Take back what a revision did; says what that changes, up to a limit. Raises as `Catalog.undo` does."""
+        with _without_collections():
+            done = await self._rules.undo(number, actor, expected, force=force, dry_run=dry_run)
+        return {"undone": number, "total": len(done.entries), **done.to_data(dry_run=dry_run, most=limit)}
+
+    async def _say_whom_it_touches(
+        self,
+        database: Database,
+        differences: list[dict[str, Any]],
+        changed: set[str],
+        present: dict[str, Any],
+        wanted: Ruleset,
+    ) -> None:
+        """Add to changes of rules and tiers how often they decide, and what their other limits would have refused.
+
+        What happens to limits of the rules that are `changed` is said of the rules, not of tiers.
+        """
+        before = await asyncio.to_thread(from_data, {**present, "users": {}})
+        limits = what_if.changes_between(before, wanted)
+        of_rule: dict[str, list[what_if.LimitChange]] = {}
+        of_tier: dict[str, list[what_if.LimitChange]] = {}
+        for (tier, rule), found in limits.items():
+            of_rule.setdefault(rule, []).extend(found)
+            if rule not in changed:
+                of_tier.setdefault(tier, []).extend(found)
+        quotas = {rule.id: rule.quotas for rule in wanted.rules}
+        now = epoch_us()
+        async with database.reading() as connection:
+            rules = {each["id"] for each in differences if each["kind"] == ObjectKind.RULE}
+            used = await usage.totals(connection, rules, now - DAY_US)
+            for each in differences:
+                if each["kind"] == ObjectKind.RULE:
+                    each["last_day"] = used[each["id"]]
+                    each["not_counted"] = what_if.not_counted(quotas.get(each["id"], ()))
+                    moved = of_rule.get(each["id"], ())
+                elif each["kind"] == ObjectKind.TIER:
+                    moved = of_tier.get(each["id"], ())
+                else:
+                    continue
+                once = {(change.rule, change.in_force, change.quota): change for change in moved}
+                each["what_if"] = [
+                    self._with_hot_keys(await change.answer(connection, now - _WEEK_US, now))
+                    for change in once.values()
+                ]
+
+    async def what_if(
+        self,
+        rule: Rule,
+        limit: int,
+        *,
+        window_us: int | None,
+        in_force: int | None,
+        since: int | None,
+        until: int | None,
+    ) -> dict[str, Any]:
+        """Say what another limit of a rule would have refused, in the last 7 days if nothing else is said.
+
+        Raises UsageError for a limit or a window that makes no sense.
+        """
+        change = what_if.limit_change(rule, limit, window_us, in_force)
+        until = epoch_us() if until is None else until
+        since = until - _WEEK_US if since is None else since
+        async with kept(self._database).reading() as connection:
+            answer = await change.answer(connection, since, until)
+        return {**self._with_hot_keys(answer), "not_counted": what_if.not_counted(rule.quotas)}
+
+    def _with_hot_keys(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Name principals that the limit would refuse now, of those that are asked about most at this service."""
+        report = msgspec.json.decode(self._reports.hot_keys())
+        asked = report.get("hot", []) if isinstance(report, dict) else []
+        hot = [
+            each["key"]
+            for each in asked
+            if each["rule"] == answer["rule_id"] and each["per_second"] * answer["window_seconds"] > answer["limit"]
+        ]
+        return {**answer, "hot_keys": hot[:_NAMED]}
+
+
+def _revision(found: revisions.Revision) -> dict[str, Any]:
+    return {**found._asdict(), "at": moment_text(found.at)}
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Look for no garbage: of 100,000 users, each look stops all threads for a second, and there is none to find."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,99 @@
+"""What operators look at: nodes, the audit trail, usage, refusals, hot keys, and what a request would get."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headgate.admin import audit, usage
+from headgate.admin.database import Database
+from headgate.admin.follower import ARRIVAL_EVERY, NodeStatus, nodes_of
+from headgate.admin.objects import ResultPage, UnknownObject
+from headgate.admin.refusals import RefusalLog
+from headgate.admin.rule_catalogs import RuleCatalog
+from headgate.admin.tables import epoch_us
+from headgate.core.calendar import DAY_US
+from headgate.engine import AsyncEngine
+from headgate.engine.ruling import explained_data
+from headgate.policy.request import Request
+from headgate.policy.times import moment_text
+
+
+class Reports:
+    """What a database and an engine know, as JSON. `hot_keys` returns the keys that are asked about most."""
+
+    def __init__(
+        self,
+        rules: RuleCatalog,
+        engine: AsyncEngine,
+        database: Database | None,
+        hot_keys: Callable[[], bytes],
+        refusals: RefusalLog,
+    ) -> None:
+        self._rules, self._engine, self._database = rules, engine, database
+        self._refusals, self.hot_keys = refusals, hot_keys
+
+    async def nodes(self) -> dict[str, Any]:
+        """Return the services that follow the database, and the revision that each runs."""
+        found = [] if self._database is None else await nodes_of(self._database, epoch_us())
+        shown = [
+            {**node._asdict(), "started_at": moment_text(node.started_at), "seen_at": moment_text(node.seen_at)}
+            for node in found
+        ]
+        return {"revision": await self._rules.revision(), "items": shown}
+
+    async def behind(self, patience: float) -> tuple[int, list[NodeStatus]]:
+        """Return the revision in force, and the nodes that do not run it once so many seconds have passed."""
+        revision, give_up = await self._rules.revision(), asyncio.get_running_loop().time() + patience
+        while True:
+            found = [] if self._database is None else await nodes_of(self._database, epoch_us())
+            late = [node for node in found if node.revision < revision]
+            if not late or asyncio.get_running_loop().time() >= give_up:
+                return revision, late
+            await asyncio.sleep(ARRIVAL_EVERY)
+
+    async def audit(self, filters: Mapping[str, Any], offset: int, limit: int) -> ResultPage:
+        """Return some of the audit trail, the newest first."""
+        async with kept(self._database).reading() as connection:
+            rows, total = await audit.page(connection, filters, offset, limit)
+        return ResultPage.of([{**row, "at": moment_text(row["at"])} for row in rows], total, offset + limit)
+
+    async def verify_audit(self, contains: str = "") -> dict[str, Any]:
+        """Go through the whole audit trail; says whether it was tampered with."""
+        async with kept(self._database).reading() as connection:
+            chain = await audit.verify(connection, contains)
+        return {"intact": not chain.fault, **chain._asdict()}
+
+    async def usage(self, filters: Mapping[str, Any], step: str, offset: int, limit: int) -> ResultPage:
+        """Return how often rules decided what, in each minute or hour, the newest first.
+
+        Where `filters` have no `since`: of the last day by minute, or the last 30 days by hour.
+        """
+        lately = epoch_us() - (1 if step == "minute" else usage.MINUTES_DAYS) * DAY_US
+        async with kept(self._database).reading() as connection:
+            rows, total = await usage.page(connection, {"since": lately, **filters}, step, offset, limit)
+        return ResultPage.of([{**row, "at": moment_text(row["at"])} for row in rows], total, offset + limit)
+
+    async def refusals(self, filters: Mapping[str, Any], step: str, offset: int, limit: int) -> ResultPage:
+        """Return the last refusals, or how many there were in each hour, the newest first."""
+        rows, total = await self._refusals.page(filters, step, offset, limit)
+        items = []
+        for row in rows:
+            item = {name: value for name, value in row.items() if name not in {"id", "retry_after_us"}}
+            if step == "each":
+                retry_after_us = row["retry_after_us"]
+                item["retry_after"] = None if retry_after_us is None else retry_after_us / 1_000_000
+            items.append({**item, "at": moment_text(row["at"])})
+        return ResultPage.of(items, total, offset + limit)
+
+    async def explain(self, request: Request) -> dict[str, Any]:
+        """Say for every rule whether it applies and why, in what state it is, and what would be decided."""
+        return explained_data(await self._engine.explain(request))
+
+
+def kept(database: Database | None) -> Database:
+    """Return the database. Raises UnknownObject if there is none."""
+    if database is None:
+        raise UnknownObject("the rules come from a file, so that no audit trail and no usage is kept")
+    return database

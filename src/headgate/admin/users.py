@@ -1,0 +1,195 @@
+"""What operators do with users: tiers, overrides, limits and their state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, NamedTuple, Self
+
+from headgate.admin import audit
+from headgate.admin.audit import Actor
+from headgate.admin.database import Database
+from headgate.admin.follower import ARRIVAL_EVERY
+from headgate.admin.objects import ObjectKind, Stored, UnknownObject, revision_number
+from headgate.admin.rule_catalogs import RuleCatalog
+from headgate.admin.tables import epoch_us
+from headgate.core.errors import UsageError
+from headgate.engine import AsyncEngine
+from headgate.engine.ruling import state_data
+from headgate.policy.dumping import to_data
+from headgate.policy.loading import change_from_data, rule_from_data
+from headgate.policy.model import Change, User
+from headgate.policy.request import Request
+
+DEFAULT_TIER = "default_tier"
+"""The setting that has the tier of users who have none."""
+_MOST_TIERS = 100
+_FOLLOWS_WITHIN = 2.0
+"""Seconds that a change may take to reach this node."""
+
+
+class SpecialUser(NamedTuple):
+    """What is special about a user, which may be nothing."""
+
+    body: dict[str, Any]
+    version: int
+    """Of the body; 0: nothing is special."""
+
+    @classmethod
+    def of(cls, stored: Stored | None) -> Self:
+        """Return what is stored of a user."""
+        return cls(dict(stored.body), stored.version) if stored else cls({}, 0)
+
+
+class Users:
+    """What is special about users, in a catalog, and the state of their limits, in an engine."""
+
+    def __init__(self, rules: RuleCatalog, engine: AsyncEngine, database: Database | None) -> None:
+        self._rules, self._engine, self._database = rules, engine, database
+
+    async def set_tier(self, name: str, tier: str, actor: Actor, expected: int | None = None) -> SpecialUser:
+        """Move a user to a tier; empty: to none. Raises UsageError for one that no rule and no tier has."""
+        await self.check_tier(tier)
+
+        def moved(user: dict[str, Any]) -> None:
+            user.pop("tier", None)
+            if tier:
+                user["tier"] = tier
+
+        return await self._edit_user(name, moved, actor, expected)
+
+    async def check_tier(self, tier: str) -> None:
+        """Raise UsageError unless a tier of this name, or a rule for it, is there: it would mean nothing."""
+        if not tier or self._database is None or await self._rules.get(ObjectKind.TIER, tier) is not None:
+            return
+        if (await self._rules.page(ObjectKind.RULE, {"tier": tier}, "position", 0, 1))[1]:
+            return
+        known = [each.id for each in (await self._rules.page(ObjectKind.TIER, {}, "id", 0, _MOST_TIERS))[0]]
+        near = get_close_matches(tier, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'no tiers yet'}"
+        raise UsageError(f"there is no tier {tier!r:.80}, and no rule for one: {hint}")
+
+    async def set_override(
+        self, name: str, rule_id: str, change: Any, actor: Actor, expected: int | None = None
+    ) -> SpecialUser:
+        """Change a rule for one user, perhaps only for a time. Raises UsageError for what can have no effect."""
+        check_override(change_from_data(change))
+
+        def overridden(user: dict[str, Any]) -> None:
+            user["overrides"] = {**user.get("overrides", {}), rule_id: change}
+
+        return await self._edit_user(name, overridden, actor, expected)
+
+    async def without_effect(self, user: Mapping[str, Any], rule_id: str) -> list[str]:
+        """Return why the override of a rule has no effect at present, if that is so; it may have one later."""
+        stored = await self._rules.get(ObjectKind.RULE, rule_id)
+        if stored is None:  # that of the default
+            return []
+        rule, usual = rule_from_data(stored.body), await self._rules.get(ObjectKind.SETTING, DEFAULT_TIER)
+        tier: str = user.get("tier") or (usual.body if usual else "")
+        whose = f"the user is of tier {tier}" if tier else "the user is of no tier"
+        if not rule.enabled:
+            return [f"it has no effect at present: rule {rule_id} is not enabled"]
+        if rule.tier and rule.tier != tier:
+            return [f"it has no effect at present: rule {rule_id} is only for tier {rule.tier}, and {whose}"]
+        of_tier = await self._rules.get(ObjectKind.TIER, tier) if tier else None
+        changed = change_from_data(of_tier.body.get(rule_id, {}) if of_tier else {}).apply(rule.quotas)
+        if change_from_data(user["overrides"][rule_id]).apply(changed) != changed:
+            return []
+        same = "; ".join(map(str, changed))
+        return [f"it has no effect at present: rule {rule_id} is {same} for this user anyway"]
+
+    async def end_override(self, name: str, rule_id: str, actor: Actor, expected: int | None = None) -> SpecialUser:
+        """End the override of one rule, or, if none is named, of all. Raises UnknownObject if there is none."""
+
+        def ended(user: dict[str, Any]) -> None:
+            overrides = user.pop("overrides", {})
+            if not overrides or (rule_id and rule_id not in overrides):
+                what = f"no override of rule {rule_id!r}" if rule_id else "no override"
+                raise UnknownObject(f"user {name!r:.200} has {what}")
+            left = {rule: change for rule, change in overrides.items() if rule_id and rule != rule_id}
+            if left:
+                user["overrides"] = left
+
+        return await self._edit_user(name, ended, actor, expected)
+
+    async def _edit_user(
+        self, name: str, edit: Callable[[dict[str, Any]], None], actor: Actor, expected: int | None
+    ) -> SpecialUser:
+        """Change what is special about a user, whom the database forgets if nothing is any more."""
+
+        def revised(stored: Stored | None) -> dict[str, Any] | None:
+            user = dict(stored.body) if stored else {}
+            edit(user)
+            return user or None
+
+        return SpecialUser.of((await self._rules.edit(ObjectKind.USER, name, revised, actor, expected)).after)
+
+    async def limits(self, name: str) -> tuple[dict[str, Any], int]:
+        """Return the limits that count a user, and their present state; and the version of what is special.
+
+        What was just changed is waited for, so that limits and overrides go together; `in_force` is false if this
+        node did not run it in time.
+        """
+        give_up = asyncio.get_running_loop().time() + _FOLLOWS_WITHIN
+        while True:
+            special, version = SpecialUser.of(await self._rules.get(ObjectKind.USER, name))
+            policy = self._engine.policy
+            in_force = to_data(policy.ruleset.users.get(name, User())) == special
+            if in_force or asyncio.get_running_loop().time() > give_up:
+                break
+            await asyncio.sleep(ARRIVAL_EVERY)
+        tier = policy.tier_of(name)
+        limits = []
+        for rule in policy.rules.values():
+            if not rule.rule.enabled or rule.rule.dimensions != ("user",):
+                continue
+            if rule.rule.tier and rule.rule.tier != tier:
+                continue
+            explained = await self._engine.explain(Request({"user": name}, rule_id=rule.id))
+            states = explained.states.get(rule.id, ())
+            source = next((each.source for each in explained.explanation.rules if each.rule == rule.id), "")
+            limits.append(
+                {
+                    "rule_id": rule.id,
+                    "endpoint": rule.rule.endpoint,
+                    "methods": sorted(rule.rule.methods),
+                    "shadow": rule.rule.shadow,
+                    "source": source,
+                    "limits": [state_data(state) for state in states],
+                }
+            )
+        stored = {"tier": special.get("tier") or policy.ruleset.default_tier, "overrides": special.get("overrides", {})}
+        return {"user_id": name, "in_force": in_force, **stored, "rules": limits}, version
+
+    async def reset(self, name: str, rules: Sequence[str], actor: Actor) -> dict[str, Any]:
+        """Forget what a user used of the limits that count users, or of the rules that are named."""
+        policy = self._engine.policy
+        known = [rule.id for rule in policy.rules.values() if "user" in rule.rule.dimensions]
+        done: list[str] = []
+        for rule_id in rules or known:
+            rule = policy.rules.get(rule_id)
+            if rule is None:
+                raise UnknownObject(f"there is no rule {rule_id!r:.80}")
+            if rules and "user" not in rule.rule.dimensions:
+                raise UsageError(f"rule {rule_id} counts by {rule.rule.dimension}: it has nothing of one user to reset")
+            if rule.rule.dimensions == ("user",):
+                reset = await self._engine.reset(Request({"user": name}, rule_id=rule_id))
+                done += reset.rules
+        if done and self._database is not None:
+            async with self._database.exclusively() as connection:
+                entry = audit.AuditEntry("reset", "user", name, None, {"rules": done})
+                await audit.append(connection, [entry], actor, await revision_number(connection), epoch_us())
+        return {"user_id": name, "reset": done, "skipped": [each for each in rules or known if each not in done]}
+
+
+def check_override(change: Change) -> None:
+    """Raise UsageError for an override that can have no effect."""
+    if change.until is not None and change.until <= epoch_us():
+        raise UsageError("an override that has ended already changes nothing: until is in the past")
+    if change == Change(until=change.until):
+        raise UsageError(
+            "this override changes nothing: give a limit, burst, capacity, window, algorithm or limits; "
+            "to end one that is there, DELETE it"
+        )
