@@ -21,7 +21,7 @@ OPTIONS ?=
 
 # What tests start, each with its package.
 PROGRAMS := redis-server:redis-server redis-cli:redis-tools curl:curl nginx:nginx-light h2load:nghttp2-client \
-  wrk:wrk openssl:openssl systemd-analyze:systemd initdb:postgresql promtool:prometheus
+  wrk:wrk openssl:openssl systemd-analyze:systemd initdb:postgresql promtool:prometheus chromium:chromium
 PROGRAM_PACKAGES = $(shell PATH="$$PATH:/usr/sbin"; for each in /usr/lib/postgresql/*/bin; do PATH="$$PATH:$$each"; done; \
   for each in $(PROGRAMS); do command -v $${each%:*} >/dev/null || echo $$each | cut -d: -f2; done)
 # A fresh Debian has Python without what makes environments.

@@ -46,6 +46,7 @@ LONGEST_FIRST = (
     "tests/stores/redis",
     "tests/docs",
     "tests/admin",
+    "tests/console",
     "tests/core/test_laws.py",
     "tests/policy/test_compiled",
     "tests/sdk",

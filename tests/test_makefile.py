@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TOOLS = ("sh", "make", "cut", "rm", "touch", "mkdir", "cat")
 """What every machine has."""
-ALL = "redis-server redis-tools curl nginx-light nghttp2-client wrk openssl systemd postgresql prometheus"
+ALL = "redis-server redis-tools curl nginx-light nghttp2-client wrk openssl systemd postgresql prometheus chromium"
 
 
 class Machine:

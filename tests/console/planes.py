@@ -1,0 +1,83 @@
+"""A real service whose console tests look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from tests.admin.conftest import PATIENCE
+from tests.server.process.service import SECONDS, Service, altered
+
+ADMIN_KEY = "hg_an-operators-own-key-of-some-length"
+BOUNDLESS = ("--admin-reads", "1000000/minute", "--admin-writes", "1000000/minute")
+CONSTANTS: Mapping[str, object] = {**PATIENCE, "headgate.admin.security.FAILURES": "1000000/minute"}
+"""What tests would run into that share one service."""
+
+
+class Plane(Service):
+    """A service with a database, once `started`; its rules, users and keys are made over the REST API."""
+
+    def __init__(self, folder: Path, *options: str, constants: Mapping[str, object] | None = None) -> None:
+        database = () if "--database" in options else ("--database", f"sqlite:///{folder}/headgate.db")
+        common = (*database, "--data-dir", str(folder / "data"), "--workers", "1", *BOUNDLESS)
+        program = altered({**CONSTANTS, **(constants or {})})
+        super().__init__(folder, *common, *options, environment={"HEADGATE_ADMIN_KEY": ADMIN_KEY}, program=program)
+        self.sessions: dict[str, list[Any]] = {}
+        """The cookies of a session of each role, made when first needed; for `browsing.Browsing`."""
+        self._keys: dict[str, str] = {"admin": ADMIN_KEY}
+        self._numbers = count(1)
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.admin_port}"
+
+    def key(self, role: str) -> str:
+        """Return a key of a role, which no test revokes."""
+        if role not in self._keys:
+            self._keys[role] = self.new_key(role)["key"]
+        return self._keys[role]
+
+    def new_key(self, role: str, **fields: object) -> dict[str, Any]:
+        """Make a key: its `id`, and its text as `key`."""
+        made: dict[str, Any] = self.ask("POST", "/keys", {"name": self.unique(role), "role": role, **fields}).json()
+        return made
+
+    def unique(self, name: str) -> str:
+        """Return a name that no other test of this service has."""
+        return f"{name}-{next(self._numbers)}"
+
+    def ask(
+        self, method: str, path: str, body: object = None, *, role: str = "admin", **headers: str
+    ) -> httpx.Response:
+        """Send a request to the REST API, which must succeed."""
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        sent["authorization"] = f"Bearer {self.key(role)}"
+        answer = httpx.request(method, f"{self.address}/api/v1{path}", json=body, headers=sent, timeout=SECONDS)
+        assert answer.is_success, (method, path, answer.text)
+        return answer
+
+    def rule(self, rule_id: str = "", **fields: object) -> str:
+        """Make a rule, wait until it is enforced, and return its id."""
+        rule_id = rule_id or self.unique("rule")
+        body = {"limit": 5, "window": "1h", "endpoint": f"/{rule_id}", **fields}
+        self.ask("PUT", f"/rules/{quote(rule_id, safe='')}?wait=1m", body)
+        return rule_id
+
+
+@contextmanager
+def running_plane(*options: str, constants: Mapping[str, object] | None = None) -> Iterator[Plane]:
+    """A service of its own for the length of a with block."""
+    with TemporaryDirectory(prefix="headgate-console-") as folder:
+        plane = Plane(Path(folder), *options, constants=constants)
+        try:
+            plane.started()
+            yield plane
+        finally:
+            plane.stop()
