@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any, cast
 
 import msgspec
-from litestar import Litestar, MediaType, Response, Router, get
+from litestar import Litestar, MediaType, Request, Response, Router, get
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.handlers import HTTPRouteHandler
@@ -21,6 +21,7 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp
 
+from headgate.admin import console
 from headgate.admin.database import DatabaseError
 from headgate.admin.openapi import document_of
 from headgate.admin.parameters import parameters_of, query_guard
@@ -29,6 +30,7 @@ from headgate.admin.routes import consumers, operations, rules, usage, users
 from headgate.admin.routes.asking import Json, JsonRequest, role_guard
 from headgate.admin.security import READS, SLASH, WRITES, App, Gatekeeper
 from headgate.admin.service import AdminService
+from headgate.admin.sessions import Sessions
 from headgate.stores.base import AsyncStore
 from headgate.web.deprecation import Deprecations
 
@@ -110,15 +112,20 @@ def application(
     writes: str = WRITES,
     store: AsyncStore | str = "memory",
     deprecations: Deprecations | None = None,
+    sessions: Sessions | None = None,
 ) -> App:
-    """Return the ASGI application of an admin plane; each key may read, and write, so often, as a store counts it.
+    """Return the ASGI application of an admin plane: the REST API and the console.
 
-    Answers at paths that are going to go say so.
+    Each key may read, and write, so often, as a store counts it. Answers at paths that are going to go say so.
     """
+    sessions = sessions or Sessions(admin.keys, None)
     app = Litestar(
-        _HANDLERS,
-        dependencies={"admin": Provide(lambda: admin, sync_to_thread=False)},
-        exception_handlers={Exception: explained},
+        [*_HANDLERS, *console.handlers()],
+        dependencies={
+            "admin": Provide(lambda: admin, sync_to_thread=False),
+            "sessions": Provide(lambda: sessions, sync_to_thread=False),
+        },
+        exception_handlers={Exception: _answered},
         middleware=[_restored, _waiting(admin)],
         openapi_config=None,
         request_class=JsonRequest,
@@ -128,7 +135,13 @@ def application(
     app.state.document = document()
     app.state.parameters = parameters_of(msgspec.json.decode(app.state.document))
     app.state.methods = methods_of(route for route in app.routes if isinstance(route, HTTPRoute))
-    return Gatekeeper(cast("App", app), admin.keys, reads=reads, writes=writes, store=store, deprecations=deprecations)
+    options: dict[str, Any] = {"sessions": sessions, "reads": reads, "writes": writes, "store": store}
+    return Gatekeeper(cast("App", app), admin.keys, deprecations=deprecations, **options)
+
+
+def _answered(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    """Answer an error, people with a page and programs with a problem document."""
+    return console.shown(request, error) if "session" in request.scope["state"] else explained(request, error)
 
 
 @cache
@@ -148,7 +161,7 @@ _HANDLERS: list[Any] = [
         route_handlers=[*rules.ROUTES, *users.ROUTES, *consumers.ROUTES, *operations.ROUTES, *usage.ROUTES],
         guards=[role_guard, query_guard],
     ),
-    _page(["/", "/docs"], "docs.html", MediaType.HTML),
+    _page("/docs", "docs.html", MediaType.HTML),
     _page("/docs.css", "docs.css", MediaType.CSS),
     _page("/docs.js", "docs.js", "text/javascript"),
     healthz,

@@ -17,7 +17,7 @@ from pathlib import Path
 from socket import socket
 from typing import Any, NamedTuple
 
-from headgate.admin import audit, refusals, usage, what_if
+from headgate.admin import audit, refusals, sessions, usage, what_if
 from headgate.admin.api import application
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
@@ -29,6 +29,7 @@ from headgate.admin.refusals import RefusalLog
 from headgate.admin.rule_catalogs import FileRules
 from headgate.admin.security import READS, WRITES
 from headgate.admin.service import AdminService
+from headgate.admin.sessions import Sessions
 from headgate.admin.tables import epoch_us
 from headgate.admin.usage import UsageWriter
 from headgate.core.errors import InvalidRule
@@ -188,7 +189,13 @@ class AdminPlane:
         else:
             rules = FileRules(self._rules_file, lambda: engine.policy.ruleset, lambda: engine.policy.version)
             admin = AdminService(rules, engine, AdminKeys(None, self._key), hot_keys=hot_keys, refusals=log)
-        options: dict[str, Any] = {"reads": self._reads, "writes": self._writes, "store": engine.store}
+        signed_in = Sessions(admin.keys, database)
+        options: dict[str, Any] = {
+            "sessions": signed_in,
+            "reads": self._reads,
+            "writes": self._writes,
+            "store": engine.store,
+        }
         made = partial(application, admin, deprecations=self._deprecations, **options)
         answering = AdminListener(listening, made, self._tls)
         serving = asyncio.create_task(answering.run())
@@ -214,6 +221,7 @@ class AdminPlane:
             await usage.roll_up(connection, now)
             await what_if.fold(connection, now)
             await refusals.prune(connection, now, self._audit_days)
+            await sessions.prune(connection, now)
         if removed:
             _LOG.info("%d entries of the audit trail were older than %d days", removed, self._audit_days)
 

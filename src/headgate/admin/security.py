@@ -6,6 +6,8 @@ cost their sender: an address that has tried a few times has to wait. Whoever sh
 good there before does not wait with it. The address is that of the connection, whatever headers say; of IPv6, its /64.
 The limits are Headgate's own.
 
+The console is asked with the cookie of a session (`headgate.admin.sessions`); the REST API, never.
+
 No text gets further that is not UTF-8 or has characters that cannot be seen (controls, zero, those that turn the
 direction of writing): ids, filters and reasons end up in logs, terminals and the audit trail.
 """
@@ -17,12 +19,14 @@ import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
 from hashlib import sha256
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from headgate.admin.database import DatabaseError
 from headgate.admin.keys import AdminKeys, ApiKey, KeyRole
+from headgate.admin.sessions import Sessions
 from headgate.admin.tables import epoch_us
 from headgate.core.address import key_of
 from headgate.core.decision import Decision
@@ -49,7 +53,24 @@ REMEMBERED = 1000
 _LONGEST_QUERY = 8192
 _LONGEST_NAME = 100
 _ONCE = frozenset({"authorization", "content-length", "content-type", "host", "if-match", "if-none-match", "x-reason"})
-PUBLIC = frozenset({"/", "/healthz", "/openapi.json", "/docs", "/docs.css", "/docs.js"})
+PUBLIC = frozenset(
+    {
+        "/console.css",
+        "/console.js",
+        "/docs",
+        "/docs.css",
+        "/docs.js",
+        "/favicon.svg",
+        "/healthz",
+        "/login",
+        "/openapi.json",
+    }
+)
+API = "/api/"
+"""Where paths of the REST API begin, which no cookie opens."""
+COOKIE = "headgate_session"
+IDENTIFY = "identify"
+"""The name in the state of a request to log in of what looks a key up."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOG = logging.getLogger("headgate.admin")
@@ -81,6 +102,7 @@ class Gatekeeper:
     Args:
         app: what answers them.
         keys: who may.
+        sessions: of the console; default: none that anybody could have begun.
         reads: how often a key may read.
         writes: how often a key may change something.
         store: where that is counted; while it is down, each process counts on its own.
@@ -92,12 +114,14 @@ class Gatekeeper:
         app: App,
         keys: AdminKeys,
         *,
+        sessions: Sessions | None = None,
         reads: str = READS,
         writes: str = WRITES,
         store: AsyncStore | str = "memory",
         deprecations: Deprecations | None = None,
     ) -> None:
         self._app, self._keys, self._deprecations = app, keys, deprecations or Deprecations()
+        self._sessions = sessions or Sessions(keys, None)
         self._reads, self._writes = (
             AsyncLimiter(quota, store=store, name=f"headgate-admin-{name}", on_store_failure="local")
             for quota, name in ((reads, "reads"), (writes, "writes"))
@@ -118,28 +142,33 @@ class Gatekeeper:
             await answer.refuse(refusal)
             return
         inner = {**scope, "path": _path(scope), "state": {**scope.get("state", {}), "request_id": request_id}}
+        inner["state"][IDENTIFY] = partial(self._identified, inner, answer=answer)
         if inner["path"] not in PUBLIC:
             announced = self._deprecations.fields(inner["path"])
             answer.fields |= {name.decode(): value.decode() for name, value in announced}
             refusal = await self._refusal(inner, headers, answer)
+            if refusal is not None and refusal.status == 401 and _is_navigation(inner, headers):
+                await answer.show_log_in(inner, headers)
+                return
             if refusal is not None:
                 await answer.refuse(refusal)
                 return
+        elif not _is_reading(inner) and _is_foreign(headers):
+            await answer.refuse(of_status(403, _FOREIGN))
+            return
         if scope["method"] == "HEAD":  # the server leaves the body away
             inner["method"] = "GET"
         await self._app(inner, _bounded(receive), answer.send)
 
     async def _refusal(self, scope: Scope, headers: Mapping[str, str], answer: _Answer) -> ProblemDocument | None:
         """Return why a request is not let in; None if it is."""
-        scheme, _, text = headers.get("authorization", "").partition(" ")
-        text = text.strip()
-        if scheme.lower() != "bearer" or not text:
-            answer.fields["www-authenticate"] = 'Bearer realm="headgate"'
-            return of_status(401, "a key is needed: send the header Authorization: Bearer KEY")
-        key = await self._identified(scope, text, answer)
+        if "authorization" not in headers and not scope["path"].startswith(API):
+            key = await self._with_session(scope, headers)
+        else:
+            key = await self._with_key(scope, headers, answer)
         if isinstance(key, ProblemDocument):
             return key
-        limiter = self._reads if scope["method"] in _READING else self._writes
+        limiter = self._reads if _is_reading(scope) else self._writes
         decision = await limiter.check(key.id)
         answer.note(decision)
         if not decision.allowed:
@@ -149,6 +178,29 @@ class Gatekeeper:
         scope["state"]["key"] = key
         scope["state"].get(ADMITTED, bool)()
         return None
+
+    async def _with_session(self, scope: Scope, headers: Mapping[str, str]) -> ApiKey | ProblemDocument:
+        """Return the key of a browser's session, or why it is not let in."""
+        token = _cookie(headers.get("cookie", ""))
+        try:
+            found = await self._sessions.find(token, is_active=_LIVE not in headers) if token else None
+        except DatabaseError as error:
+            return of_status(503, f"sessions cannot be looked up: {error.public}")
+        if found is None:
+            return of_status(401, "a key is needed: log in at /login, or send the header Authorization: Bearer KEY")
+        if not _is_reading(scope) and _is_foreign(headers):
+            return of_status(403, _FOREIGN)
+        scope["state"]["session"], key = found
+        return key
+
+    async def _with_key(self, scope: Scope, headers: Mapping[str, str], answer: _Answer) -> ApiKey | ProblemDocument:
+        """Return the key that a header has, or why it is not let in."""
+        scheme, _, text = headers.get("authorization", "").partition(" ")
+        text = text.strip()
+        if scheme.lower() != "bearer" or not text:
+            answer.fields["www-authenticate"] = 'Bearer realm="headgate"'
+            return of_status(401, "a key is needed: send the header Authorization: Bearer KEY")
+        return await self._identified(scope, text, answer)
 
     async def _identified(self, scope: Scope, text: str, answer: _Answer) -> ApiKey | ProblemDocument:
         """Return the key that a client has sent, or why it is not accepted."""
@@ -202,8 +254,10 @@ class _Answer:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            theirs = [*message.get("headers", ())]
+            given = {name.lower() for name, _ in theirs}
             mine = [(name.encode(), value.encode("latin-1")) for name, value in self.fields.items()]
-            message["headers"] = [*message.get("headers", ()), *mine]
+            message["headers"] = [*theirs, *[field for field in mine if field[0] not in given]]
         await self._send(message)
 
     async def refuse(self, problem: ProblemDocument) -> None:
@@ -211,6 +265,55 @@ class _Answer:
         headers = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))]
         await self.send({"type": "http.response.start", "status": problem.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
+
+    async def show_log_in(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        """Send a browser to the page to log in, from which it comes back.
+
+        A link on another site brings no cookie with it, which browsers send within one site only; the page that a
+        refresh asks for is asked for from here.
+        """
+        query: bytes = scope.get("query_string", b"")
+        here = (scope.get("raw_path") or b"/") + (b"?" + query if query else b"")
+        place = f"/login?next={quote(here, safe='')}" if _is_reading(scope) else "/login"
+        if headers.get("sec-fetch-site") == "cross-site":
+            status, field = 200, (b"content-type", b"text/html; charset=utf-8")
+            body = f'<!doctype html><title>Headgate</title><meta http-equiv="refresh" content="0;url={place}">'.encode()
+        else:
+            status, field, body = 303, (b"location", place.encode()), b""
+        length = (b"content-length", b"%d" % len(body))
+        await self.send({"type": "http.response.start", "status": status, "headers": [field, length]})
+        await self.send({"type": "http.response.body", "body": body})
+
+
+_FOREIGN = "this was sent from another site's page; send it from this one"
+_LIVE = "x-live"
+"""The header of requests by which a page refreshes itself."""
+
+
+def _is_reading(scope: Scope) -> bool:
+    return scope["method"] in _READING
+
+
+def _is_navigation(scope: Scope, headers: Mapping[str, str]) -> bool:
+    """Whether somebody waits for a page in a browser."""
+    return "text/html" in headers.get("accept", "") and not scope["path"].startswith(API)
+
+
+def _is_foreign(headers: Mapping[str, str]) -> bool:
+    """Whether a browser says that another site's page has sent a request."""
+    if headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
+        return True
+    origin = headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc != headers.get("host", "")
+
+
+def _cookie(header: str) -> str:
+    """Return the token of the session; empty if there is none."""
+    for each in header.split(";"):
+        name, _, value = each.strip().partition("=")
+        if name == COOKIE:
+            return value
+    return ""
 
 
 SLASH = "\ue000"

@@ -12,6 +12,7 @@ file, the API and the database; columns beside a body are there to be searched b
     changes                         what each revision touched, for nodes that catch up
     audit, audit_start              who did what, in a chain of digests; and where the chain begins now
     api_keys, consumer_keys         digests of keys, never keys
+    sessions                        digests of the tokens of browsers that are logged in to the console
     nodes                           who runs which revision
     usage_minutes, usage_hours      what rules decided, lately by minute, before that by hour
     use_windows, use_principals     what principals in a sample asked for, in each window, until that is over
@@ -148,6 +149,16 @@ api_keys = Table(
     Column("expires_at", BigInteger),
     Column("last_used_at", BigInteger),
     Column("revoked_at", BigInteger),
+)
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("key_id", String(64), nullable=False, index=True),
+    Column("key_digest", String(64), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("seen_at", BigInteger, nullable=False),
+    Column("csrf", String(64), nullable=False),
 )
 consumer_keys = Table(
     "consumer_keys",

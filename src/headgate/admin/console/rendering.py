@@ -1,0 +1,142 @@
+"""From templates to pages: what every template knows, and how it writes numbers, times and charts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import jinja2
+from litestar import Request, Response
+from markupsafe import Markup
+
+from headgate.admin.keys import KeyRole
+from headgate.admin.tables import epoch_us
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+NOTHING = "\u2013"
+"""Stands where there is no number."""
+_SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+class Entry(NamedTuple):
+    """A page in the navigation."""
+
+    path: str
+    name: str
+    role: KeyRole = KeyRole.VIEWER
+
+
+NAVIGATION: Sequence[tuple[str, Sequence[Entry]]] = (
+    ("Traffic", (Entry("/", "Overview"), Entry("/who", "Who"), Entry("/try", "Try a request"))),
+    ("Limits", (Entry("/rules", "Rules"), Entry("/revisions", "Revisions"))),
+    (
+        "System",
+        (
+            Entry("/nodes", "Nodes"),
+            Entry("/consumers", "Consumers"),
+            Entry("/keys", "API keys", KeyRole.ADMIN),
+            Entry("/audit", "Audit"),
+            Entry("/docs", "API reference"),
+            Entry("/about", "About"),
+        ),
+    ),
+)
+"""What is where, by headings."""
+
+
+def page(request: Request[Any, Any, Any], template: str, *, status: int = 200, **known: Any) -> Response[str]:
+    """Return a page; `known` is what its template needs besides what all of them know."""
+    state = request.scope["state"]
+    key, session = state.get("key"), state.get("session")
+    role = key.role if key else KeyRole.CHECK
+    here = "/" + request.scope["path"].strip("/").partition("/")[0]
+    text = _TEMPLATES.get_template(template).render(
+        key=key,
+        csrf=session.csrf if session else "",
+        can_edit=role.includes(KeyRole.EDITOR),
+        can_admin=role.includes(KeyRole.ADMIN),
+        navigation=[(name, [each for each in some if role.includes(each.role)]) for name, some in NAVIGATION],
+        here=_PARENTS.get(here, here),
+        query=request.query_params,
+        release=version("headgate"),
+        **known,
+    )
+    headers = {"Content-Security-Policy": _POLICY}
+    return Response(text, status_code=status, media_type="text/html", headers=headers)
+
+
+def number(value: float) -> str:
+    """Write a count in full: 12 345."""
+    return f"{value:,.0f}".replace(",", "\u202f")
+
+
+def short(value: float, unit: str = "") -> str:
+    """Write a count in few characters: 12.3k."""
+    for least, letter in _UNITS:
+        if abs(value) >= least * 0.9995:
+            return f"{value / least:.3g}{letter}{unit}"
+    return (f"{value:.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.2g}") + unit
+
+
+def percent(part: float, whole: float) -> str:
+    """Write a share; a share that is not quite none or all is not written as that."""
+    if not whole:
+        return NOTHING
+    share = 100 * part / whole
+    if 0 < share < 0.1:
+        return "< 0.1\u202f%"
+    if 99.9 < share < 100:
+        return "> 99.9\u202f%"
+    return f"{share:.3g}\u202f%"
+
+
+def span(seconds: float) -> str:
+    """Write a length of time in its largest unit: 90 s, 3 h."""
+    for length, unit in _SPANS:
+        if seconds >= 2 * length or (seconds >= length and seconds % length == 0):
+            return f"{seconds / length:.0f}\u202f{unit}"
+    return f"{seconds:.2g}\u202fs"
+
+
+def when(moment: str | int | None) -> Markup:
+    """Write a moment as the time since, or until, with the moment itself when it is pointed at."""
+    if moment is None:
+        return Markup(NOTHING)
+    at = datetime.fromtimestamp(moment / 1e6, UTC) if isinstance(moment, int) else datetime.fromisoformat(moment)
+    seconds = (epoch_us() / 1e6) - at.timestamp()
+    text = "now" if abs(seconds) < 1 else f"{span(seconds)} ago" if seconds > 0 else f"in {span(-seconds)}"
+    full = at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), full, text)
+
+
+def link(path: str, /, **query: Any) -> str:
+    """Return the address of a page; what is None or empty is left out of its query."""
+    given = {name: value for name, value in query.items() if value not in {None, ""}}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def line(values: Sequence[float], width: float, height: float, most: float = 0) -> str:
+    """Return the points of a line through values, for an SVG of a size."""
+    most = max(most, *values, 1e-9) if values else 1
+    step = width / max(len(values) - 1, 1)
+    return " ".join(f"{index * step:.1f},{height - height * value / most:.1f}" for index, value in enumerate(values))
+
+
+_PARENTS = {"/rule": "/rules", "/revision": "/revisions", "/consumer": "/consumers", "/user": "/who"}
+"""Pages that are below one in the navigation."""
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("headgate.admin.console"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {"number": number, "short": short, "span": span, "when": when}
+_TEMPLATES.globals |= {"percent": percent, "link": link, "line": line}

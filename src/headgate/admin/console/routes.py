@@ -1,0 +1,56 @@
+"""Which pages there are, who may see them, and what is shown when one fails."""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, Router, get
+from litestar.handlers import HTTPRouteHandler
+
+from headgate.admin.console.forms import csrf_guard
+from headgate.admin.console.pages import about, access, overview, rules
+from headgate.admin.console.rendering import page
+from headgate.admin.problems import problem_of
+from headgate.admin.routes.asking import role_guard
+
+_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_TITLES = {403: "This is not yours to do", 404: "There is no such page", 409: "Somebody else was quicker"}
+
+
+def handlers() -> list[Any]:
+    """Return the routes of all pages, and of their files."""
+    guarded = [*overview.ROUTES, *rules.ROUTES, *about.ROUTES, *access.ROUTES]
+    routes: list[Any] = [Router("/", route_handlers=guarded, guards=[role_guard, csrf_guard], include_in_schema=False)]
+    routes += [_file(each) for each in ("console.css", "console.js", "favicon.svg")]
+    return [*routes, *access.PUBLIC_ROUTES]
+
+
+def shown(request: Request[Any, Any, Any], error: Exception) -> Response[str]:
+    """Answer an error with a page."""
+    problem = problem_of(error)
+    title, body = _TITLES.get(problem.status, "That did not work"), msgspec.json.decode(problem.encode())
+    return page(request, "error.html", status=problem.status, title=title, detail=body["detail"], faults=body.get("errors", ()))
+
+
+@cache
+def _content(name: str) -> tuple[bytes, str]:
+    """Return a file, and its tag."""
+    content = (files("headgate.admin.console") / "static" / name).read_bytes()
+    return content, f'"{sha256(content).hexdigest()[:16]}"'
+
+
+def _file(name: str) -> HTTPRouteHandler:
+    """Return the route of a file that pages need; a browser asks once for each version of it."""
+
+    @get(f"/{name}", include_in_schema=False, media_type=_TYPES[name.rpartition(".")[2]])
+    async def file(request: Request[Any, Any, Any]) -> Response[bytes]:
+        content, tag = _content(name)
+        is_known = request.headers.get("if-none-match") == tag
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        return Response(b"" if is_known else content, status_code=304 if is_known else 200, headers=headers)
+
+    return file
