@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import re
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -169,7 +170,7 @@ class TestWhoMay:
                     "http://json-schema.org",
                     "http://127.0.0.1:8080",
                 )  # the second is where the decision plane is
-                assert "http://" not in answer.text.replace(allowed[0], "").replace(allowed[1], "")
+                assert "http://" not in re.sub("|".join(allowed), "", answer.text)
 
         on(sqlite, work)
 

@@ -68,7 +68,10 @@ def page(request: Request[Any, Any, Any], template: str, *, status: int = 200, *
         release=version("headgate"),
         **known,
     )
-    headers = {"Content-Security-Policy": _POLICY}
+    headers = {
+        "Content-Security-Policy": _POLICY,
+        "Referrer-Policy": "same-origin",  # with no-referrer, browsers do not say where a form was sent from
+    }
     return Response(text, status_code=status, media_type="text/html", headers=headers)
 
 
@@ -108,7 +111,7 @@ def span(seconds: float) -> str:
 def when(moment: str | int | None) -> Markup:
     """Write a moment as the time since, or until, with the moment itself when it is pointed at."""
     if moment is None:
-        return Markup(NOTHING)
+        return Markup("{}").format(NOTHING)
     at = datetime.fromtimestamp(moment / 1e6, UTC) if isinstance(moment, int) else datetime.fromisoformat(moment)
     seconds = (epoch_us() / 1e6) - at.timestamp()
     text = "now" if abs(seconds) < 1 else f"{span(seconds)} ago" if seconds > 0 else f"in {span(-seconds)}"

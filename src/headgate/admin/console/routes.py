@@ -33,7 +33,9 @@ def shown(request: Request[Any, Any, Any], error: Exception) -> Response[str]:
     """Answer an error with a page."""
     problem = problem_of(error)
     title, body = _TITLES.get(problem.status, "That did not work"), msgspec.json.decode(problem.encode())
-    return page(request, "error.html", status=problem.status, title=title, detail=body["detail"], faults=body.get("errors", ()))
+    return page(
+        request, "error.html", status=problem.status, title=title, detail=body["detail"], faults=body.get("errors", ())
+    )
 
 
 @cache

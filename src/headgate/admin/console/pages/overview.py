@@ -13,7 +13,7 @@ from headgate.admin.routes.asking import VIEWER, Admin
 @get("/", opt=VIEWER)
 async def overview(request: Request[Any, Any, Any], admin: Admin) -> Response[str]:
     """Show what the fleet decides now."""
-    nodes = await admin.nodes()
+    nodes = await admin.reports.nodes()
     return page(request, "overview.html", nodes=nodes)
 
 
