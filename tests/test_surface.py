@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "integrations": {"core", "clock", "flows", "stores", "policy", "engine", "limiter", "sdk", "waiting", "web"},
     "gateway": {"core", "clock", "live", "policy", "observe", "server", "stores", "web"},
     "admin": {"core", "engine", "limiter", "observe", "policy", "stores", "web"},
+    "replay": {"core", "clock", "engine", "policy", "stores"},
     "cli": {
         "admin",
         "core",
@@ -60,6 +61,7 @@ MAY_IMPORT = {
         "sdk",
         "web",
         "observe",
+        "replay",
         "server",
     },
     "__main__": {"cli"},

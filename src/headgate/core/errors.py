@@ -122,6 +122,7 @@ class LimitExceeded(HeadgateError):
 from headgate.core import decision as decisions  # noqa: E402
 
 _PACKAGES = {
+    "backports": "backports.zstd",
     "google": "protobuf",
     "grpc": "grpcio",
     "jwt": "pyjwt[crypto]",

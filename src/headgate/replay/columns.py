@@ -1,0 +1,233 @@
+"""Access logs whose fields have names: JSON lines, CSV with a header row, and W3C logs.
+
+The names that common servers give to a field are known; others are named with `columns`, such as
+``{"user": "x_user_id"}``. In JSON, a dot goes into an object: ``request.headers.X-Tenant``.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from headgate.core.errors import UsageError
+from headgate.replay.entry import NOTHING, Entry, Parser, entry, located, moment, portless, requested, since_epoch
+
+APIKEY = "apikey"
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "at": (
+        "StartUTC", "time", "timestamp", "@timestamp", "ts", "start_time", "time_iso8601", "time_local", "msec",
+        "datetime", "date", "EdgeStartTimestamp", "request_time_utc", "at",
+    ),
+    "address": (
+        "client_ip", "remote_addr", "remote_ip", "client", "ip", "address", "ClientHost", "ClientIP", "clientip",
+        "downstream_remote_address", "downstream_remote_address_without_port", "request.client_ip",
+        "request.remote_ip", "request.remote_addr", "httpRequest.remoteIp", "source_ip", "client_address", "c-ip",
+        "remote_host", "RemoteAddr",
+    ),
+    "user": (
+        "user", "user_id", "userid", "remote_user", "username", "ClientUsername", "cs-username", "principal", "sub",
+    ),
+    "method": (
+        "method", "request_method", "RequestMethod", "request.method", "http_method", "verb", "cs-method",
+        "ClientRequestMethod", "httpRequest.requestMethod", "http.method",
+    ),
+    "path": (
+        "path", "uri", "request_uri", "url", "RequestPath", "request.uri", "request.url", "request_path", "endpoint",
+        "cs-uri-stem", "ClientRequestURI", "httpRequest.requestUrl", "http.target", "target",
+    ),
+    "host": (
+        "host", "authority", "http_host", "server_name", "RequestHost", "request.host", "cs-host", "cs(Host)",
+        "ClientRequestHost", "vhost",
+    ),
+    "status": (
+        "status", "response_code", "DownstreamStatus", "status_code", "sc-status", "EdgeResponseStatus",
+        "httpRequest.status", "http.status_code", "code",
+    ),
+    "agent": (
+        "user_agent", "http_user_agent", "request_User-Agent", "request.headers.User-Agent", "agent", "useragent",
+        "cs(User-Agent)", "ClientRequestUserAgent", "httpRequest.userAgent",
+    ),
+    "request": ("request", "request_line"),
+    APIKEY: ("apikey", "api_key", "apikey_id", "key_id"),
+}  # fmt: skip
+"""What each field is called by servers, the first that a line has counts. `request` is a whole request line."""
+_REQUIRED = {"at": "time of a request", "path": "path of a request"}
+_SECONDS = "seconds"
+"""The column that has the time of day, where that has one of its own."""
+_DELIMITERS = ",\t;|"
+_TEXTS = (str, int, float)
+Read: TypeAlias = Callable[[str], Any]
+"""Returns the value of a role in the present line; None if it has none."""
+
+
+def json_lines(_: str, columns: Mapping[str, str]) -> Parser:
+    """Return what reads lines that each are a JSON object."""
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    names = {role: (columns[role],) if role in columns else known for role, known in COLUMNS.items()}
+    paths = {role: [_steps(name) for name in known] for role, known in names.items()}
+    others = {name: [_steps(column)] for name, column in columns.items() if name not in COLUMNS or name == APIKEY}
+
+    def parse(line: str) -> Entry:
+        try:
+            record = decode(line)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"not a JSON object: {error}") from None
+
+        def value(role: str) -> Any:
+            return _first(record, paths[role])
+
+        named = {name: text for name, path in others.items() if (text := _text(_first(record, path)))}
+        if APIKEY not in named and (key := _text(value(APIKEY))):
+            named[APIKEY] = key
+        return _entry(value, named or NOTHING)
+
+    return parse
+
+
+def delimited(header: str, columns: Mapping[str, str]) -> Parser:
+    """Return what reads CSV whose first line names the columns. Raises ValueError."""
+    delimiter = max(_DELIMITERS, key=header.count)
+    names = _split(header, delimiter)
+    parse = _by_position(names, columns)
+
+    def parsed(line: str) -> Entry | None:
+        return None if line == header else parse(_split(line, delimiter))
+
+    return parsed
+
+
+def w3c(header: str, columns: Mapping[str, str]) -> Parser:
+    """Return what reads a W3C extended log, such as those of IIS and CloudFront. Raises ValueError."""
+    if not header.startswith(("#Version:", "#Software:", "#Fields:", "#Date:")):
+        raise ValueError("no directive such as #Fields: in the first line")
+    parse: Callable[[Sequence[str]], Entry] | None = None
+
+    def parsed(line: str) -> Entry | None:
+        nonlocal parse
+        if line[:1] == "#":
+            if line.startswith("#Fields:"):
+                parse = _by_position(line.split()[1:], columns)
+            return None
+        if parse is None:
+            raise ValueError("no #Fields: before this line")
+        return parse(line.split("\t") if "\t" in line else line.split(" "))
+
+    return parsed
+
+
+def _by_position(names: Sequence[str], columns: Mapping[str, str]) -> Callable[[Sequence[str]], Entry]:
+    """Return what makes an entry of the values of columns with these names. Raises ValueError, or UsageError."""
+    found = _places(names, columns)
+    seconds = found.pop(_SECONDS, None)
+    others = [(name, place) for name, place in found.items() if name not in COLUMNS or name == APIKEY]
+    count = len(names)
+
+    def parse(values: Sequence[str]) -> Entry:
+        if len(values) != count:
+            raise ValueError(f"{len(values)} columns instead of {count}")
+
+        def value(role: str) -> str | None:
+            place = found.get(role)
+            if place is None:
+                return None
+            if role == "at" and seconds is not None:
+                return f"{values[place]} {values[seconds]}"
+            return values[place]
+
+        named = {name: text for name, place in others if (text := _text(values[place]))}
+        return _entry(value, named or NOTHING)
+
+    return parse
+
+
+def _places(names: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
+    """Return which column has each field. Raises ValueError if too little is known, UsageError for wrong `columns`."""
+    places = {name.strip().casefold(): place for place, name in reversed([*enumerate(names)])}
+    found = {
+        role: places[name.casefold()]
+        for role, known in COLUMNS.items()
+        for name in reversed(known)
+        if name.casefold() in places
+    }
+    if "date" in places and "time" in places:
+        found |= {"at": places["date"], _SECONDS: places["time"]}
+    for role, name in columns.items():
+        if name.casefold() not in places:
+            wrong = UsageError if found else ValueError  # where no column is known, the line is hardly a header
+            raise wrong(f"no column {name!r} for {role}; there are: {', '.join(names)[:500]}")
+        found[role] = places[name.casefold()]
+    if "at" in columns:
+        found.pop(_SECONDS, None)
+    for role, what in _REQUIRED.items():
+        if role not in found and not (role == "path" and "request" in found):
+            raise ValueError(f"no column is known to have the {what}; the columns are: {', '.join(names)[:500]}")
+    return found
+
+
+def _entry(value: Read, fields: Mapping[str, str]) -> Entry:
+    """Return the entry that the values of the roles make. Raises ValueError."""
+    at, host, method = value("at"), _text(value("host")), _text(value("method"))
+    target = _text(value("path"))
+    if target:
+        path, named = located(target)
+    elif request := _text(value("request")):
+        method, path, named = requested(request)
+    else:
+        raise ValueError("no path of a request in it")
+    if at is None or not isinstance(at, _TEXTS) or at in {"", "-"}:
+        raise ValueError("no time of a request in it")
+    when = moment(at.strip()) if isinstance(at, str) else since_epoch(at)
+    status = _text(value("status"))
+    return entry(
+        (
+            when,
+            portless(_text(value("address"))),
+            _text(value("user")),
+            method,
+            path,
+            portless(host) or named,
+            int(float(status)) if status.replace(".", "", 1).isdecimal() else 0,
+            _text(value("agent")),
+            fields,
+        )
+    )
+
+
+def _text(value: Any) -> str:
+    """Return a value as text: the first of a list, and "" for what stands for nothing."""
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if isinstance(value, str):
+        return "" if value == "-" else value
+    return str(value) if isinstance(value, _TEXTS) and not isinstance(value, bool) else ""
+
+
+def _steps(name: str) -> tuple[str, tuple[str, ...]]:
+    """Return a name as it is, and as a way into objects; the latter is empty if it cannot be one."""
+    steps = tuple(name.split("."))
+    return name, steps if len(steps) > 1 else ()
+
+
+def _first(record: Mapping[str, Any], names: Iterable[tuple[str, tuple[str, ...]]]) -> Any:
+    """Return the value of the first of some names that a record has; None if it has none of them."""
+    for name, steps in names:
+        value = record.get(name)
+        if value is None and steps:
+            value = record
+            for step in steps:
+                value = value.get(step) if isinstance(value, dict) else None
+        if value is not None:
+            return value
+    return None
+
+
+def _split(line: str, delimiter: str) -> list[str]:
+    if '"' not in line:
+        return line.split(delimiter)
+    try:
+        return next(csv.reader([line], delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise ValueError(f"not CSV: {error}") from None
