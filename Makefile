@@ -1,7 +1,8 @@
 # make run    start the service   make lint   ruff and mypy
 # make test   run every check     make bench  measure, and render docs/benchmarks.md
 # make coverage  run every test, and say which lines none reaches
-# make demo   the library, in the terminal
+# make demo   a running fleet with believable traffic, and its console: KEEP=1 goes on with the last one
+# make tour   the library, in the terminal
 # make example  three services behind the gateway, and what to try
 # make bare   run and test on a minimal Debian, made by debootstrap
 # make manifest lock   renew deploy/kubernetes.yaml from the Helm chart, and the versions that the image installs
@@ -16,7 +17,7 @@ JOBS ?= 4
 PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Tests start Python often, and each start would compile what the one before has compiled.
 unexport PYTHONDONTWRITEBYTECODE
-# More options of `headgate serve`, as in: make run OPTIONS='--http-port 9000'; or of examples/microservices.
+# More options of `headgate serve`, as in: make run OPTIONS='--http-port 9000'; or of an example.
 OPTIONS ?=
 
 # What tests start, each with its package.
@@ -64,14 +65,17 @@ ifneq ($(wildcard $(VENV)),)
   endif
 endif
 
-.PHONY: run demo example test core coverage servers lint format bench plots bare manifest lock release clean
+.PHONY: run demo tour example test core coverage servers lint format bench plots bare manifest lock release clean
 .DEFAULT_GOAL := test
 
 run: $(VENV)/.serve
 	@exec $(BIN)/headgate serve $(OPTIONS)
 
 demo: $(VENV)/.serve
-	@$(BIN)/python docs/examples/demo.py
+	@exec $(BIN)/python -m examples.demo $(if $(KEEP),--keep) $(OPTIONS)
+
+tour: $(VENV)/.serve
+	@$(BIN)/python docs/examples/tour.py
 
 example: $(VENV)/.gateway
 	@exec $(BIN)/python examples/microservices $(OPTIONS)

@@ -1,139 +1,143 @@
-"""The demo behind ``make demo``, driven through a pipe, and through a terminal."""
+"""``make demo``: a running fleet, its traffic and its events, seen through the REST API."""
 
 from __future__ import annotations
 
+import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import pytest
+import httpx
 
 from tests.servers import until
 
-DEMO = Path(__file__).parents[2] / "docs" / "examples" / "demo.py"
-COMMAND = [sys.executable, "-W", "error", str(DEMO)]
-SECONDS = 60
+ROOT = Path(__file__).parents[2]
+SECONDS = 300
 """How long a test waits for what should come soon."""
+COMMAND = [sys.executable, "-W", "error", "-m", "examples.demo", "--any-port"]
 
 
-def piped(text: str | bytes) -> str:
-    """Give `text` to the demo; return what it answers after its demonstration."""
-    data = text.encode() if isinstance(text, str) else text
-    done = subprocess.run(COMMAND, input=data, capture_output=True, timeout=SECONDS, check=True)
-    assert done.stderr == b""
-    out = done.stdout.decode()
-    assert out.endswith("\nBye.\n")
-    return out.partition("the others do not.\n")[2]
+class Running:
+    """A demo that runs."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes], output: Path) -> None:
+        self._folder, self._process, self._output = folder, process, output
+
+    @property
+    def said(self) -> str:
+        return self._output.read_text()
+
+    @property
+    def known(self) -> dict[str, Any]:
+        file = self._folder / "demo.json"
+        known: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        assert self._process.poll() is None, self.said
+        return known
+
+    def ask(self, path: str) -> Any:
+        known = self.known
+        headers = {"authorization": f"Bearer {known['keys']['viewer']}"}
+        return httpx.get(f"{known['console']}api/v1/{path}", headers=headers, timeout=SECONDS).raise_for_status().json()
+
+    def count(self, metric: str) -> float:
+        """The sum of a metric of all nodes."""
+        total = 0.0
+        for node in self.known["nodes"]:
+            text = httpx.get(f"{node['http']}/metrics", timeout=SECONDS).raise_for_status().text
+            total += sum(map(float, re.findall(rf"^{metric}.* (\S+)$", text, re.MULTILINE)))
+        return total
+
+    def check(self) -> Any:
+        url = f"{self.known['nodes'][0]['http']}/api/v1/rate-limit/check"
+        body = {"principal": {"user": "a.guest"}, "endpoint": "/api/v1/orders", "method": "GET"}
+        return httpx.post(url, json=body, timeout=SECONDS).raise_for_status().json()
 
 
-def test_without_input_it_shows_a_demonstration_and_ends() -> None:
-    done = subprocess.run(
-        COMMAND, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=True
-    )
-    assert done.stderr == ""
-    assert "This demo limits every key to 5/10s" in done.stdout
-    assert "denied   alice  [.....] 0 of 5 left  retry after 2 s" in done.stdout
-    assert "sliding_window_counter" in done.stdout
-    assert "\x1b" not in done.stdout
-
-
-def test_each_line_is_a_request_and_enter_repeats_it() -> None:
-    out = piped("quota 5/hour\nalice\n\n\n\n\n\nbob\n")  # in which nothing comes back meanwhile
-    assert out.count("allowed  alice") == 5
-    assert len(re.findall(r"denied   alice  \[\.{5}\] 0 of 5 left  retry after (?:12|11\.\d) min\n", out)) == 1
-    assert out.count("allowed  bob  [####.] 4 of 5 left") == 1
-
-
-def test_peek_takes_nothing_and_reset_forgets() -> None:
-    out = piped("ada\npeek ada\npeek ada\nreset ada\npeek\n")
-    assert out.count("would pass  ada  [####.] 4 of 5 left") == 2
-    assert "would pass  ada  [#####] 5 of 5 left" in out
-
-
-def test_acquire_waits_but_not_for_long() -> None:
-    out = piped("quota 1/2s\nada\nacquire ada\nquota 1/hour\nada\nacquire ada\n")
-    assert re.search(r"waiting [0-2]", out)
-    assert "not waited for: that is longer than 30 s" in out
-    assert out.count("allowed  ada") == 3
-
-
-def test_a_new_limit_keeps_what_was_used() -> None:
-    out = piped("ada\nada\nquota 10/10s\npeek\nquota 3/minute; 9/hour\nada\nquota\n")
-    assert "would pass  ada  [########..] 8 of 10 left" in out
-    assert "9/hour                   [########.] 8 of 9 left" in out
-    assert out.count("3/minute, up to 3 at once") == 2
-
-
-@pytest.mark.parametrize(
-    ("line", "answer"),
-    [
-        ("quota 5/fortnight", "InvalidQuota: bad quota '5/fortnight': expected a unit of time"),
-        ("quota 0/s", "InvalidQuota: "),
-        ("quota -1", "InvalidQuota: bad quota '-1': cannot read '-1'"),
-        ("quota 5/s burst 5 fixed_window", ": fixed_window has no burst"),
-        ("peek " + "x" * 70_000, "InvalidKey: a key has 1 to 65536 characters, not 70000"),
-        (b"\xff\xfe", "InvalidKey: a key must be valid Unicode text"),
-        ("a\x1b[31mb\x07", "allowed  'a\\x1b[31mb\\x07'"),
-    ],
-    ids=["unit", "zero", "negative", "burst", "long key", "bytes", "control characters"],
-)
-def test_a_mistake_is_told_and_the_demo_goes_on(line: str | bytes, answer: str) -> None:
-    data = line.encode() if isinstance(line, str) else line
-    out = piped(data + b"\nada\n")
-    assert answer in out
-    assert "allowed  ada  [####.] 4 of 5 left" in out
-
-
-def test_help_quit_and_what_comes_after_it() -> None:
-    out = piped("help\nQUIT\nada\n")
-    assert "quota TEXT" in out
-    assert "ada" not in out
-
-
-def test_algorithms_shows_the_boundary_burst() -> None:
-    rows = {line.split()[0]: line.split()[2:] for line in piped("algorithms\n").splitlines() if line.count("  ") > 1}
-    assert rows["fixed_window"] == ["40", "20", "20"]
-    assert rows["sliding_window_log"] == ["30", "10", "10"]
-
-
-@pytest.mark.parametrize("end", ["end of input", "interrupt"])
-@pytest.mark.parametrize("no_color", ["", "1"])
-def test_in_a_terminal_it_has_colours_and_leaves_cleanly(end: str, no_color: str) -> None:
-    controller, terminal = pty.openpty()
-    environment = {**os.environ, "NO_COLOR": no_color, "TERM": "dumb"}
-    process = subprocess.Popen(COMMAND, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
+@contextmanager
+def demo(folder: Path, *options: str, **environment: str) -> Iterator[Running]:
+    output = folder.with_suffix(".output")
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            [*COMMAND, "--folder", str(folder), *options],
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=os.environ | environment,
+        )
     try:
-        os.close(terminal)
-        out = read_until(controller, b"> ")
-        os.write(controller, b"ada\n")
-        out += read_until(controller, b"of 5 left\r\n> ")
-        if end == "interrupt":
-            until(lambda: is_asleep(process.pid), "it waits for input", SECONDS)  # and notices a signal at once
-            process.send_signal(signal.SIGINT)
-        else:
-            os.write(controller, b"\x04")
-        out += read_until(controller, b"docs/start.md.")
-        assert process.wait(timeout=SECONDS) == 0
+        running = Running(folder, process, output)
+        until(lambda: running.known.get("ready"), "the demo is ready", SECONDS)
+        yield running
     finally:
-        process.kill()
-        process.wait()
-    os.close(controller)
-    assert (b"\x1b[32mallowed\x1b[0m  ada" in out) is not bool(no_color)
-    assert b"Traceback" not in out
+        process.send_signal(signal.SIGINT)
+        process.wait(SECONDS)
+    assert process.returncode == 0, running.said
+    assert running.said.endswith("\nending ...\nended\n")
+    assert processes_in(folder) == []
 
 
-def is_asleep(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+def processes_in(folder: Path) -> list[str]:
+    """Commands that name a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if str(folder) in command:
+            found.append(command)
+    return found
 
 
-def read_until(controller: int, wanted: bytes) -> bytes:
-    out = b""
-    while wanted not in out:
-        assert select.select([controller], [], [], SECONDS)[0], out
-        out += os.read(controller, 4096)
-    return out
+def test_all_that_is_announced_can_be_seen(tmp_path: Path) -> None:
+    with demo(tmp_path / "demo", "--speed", "10", "--days", "0") as running:
+        until(lambda: f"ready {running.known['console']}\n" in running.said, "it says that it is ready")
+        assert (tmp_path / "demo" / "demo.json").stat().st_mode & 0o777 == 0o600
+        until(lambda: len(running.ask("nodes")["items"]) == 2, "both nodes are listed")
+        until(lambda: "so Ada has undone revision" in running.said, "the bad publish is undone", SECONDS)
+
+        people = {item["actor"].partition(" ")[0] for item in running.ask("revisions?limit=100")["items"]}
+        assert people >= {"Ada", "Grace", "Linus", "Mei"}
+        limits = [item["body"]["limit"] for item in running.ask("rules/orders-user/versions")["items"]]
+        assert limits[-3:] == [600, 6, 600]
+        until(lambda: running.ask("refusals?ip=203.0.113.66&rule_id=login-address")["total"], "the abuser is refused")
+        until(lambda: running.ask("refusals?rule_id=orders-user")["total"], "the bad publish refuses customers")
+        assert running.count(r"headgate_rule_decisions_total\{.*shadow_denied") > 0
+        assert running.count(r"headgate_rule_degraded_total\{") > 0
+        assert "decisions were made without it" in running.said
+        until(lambda: not running.check()["degraded"], "Redis decides again")
+
+
+def test_without_redis_it_says_how_to_get_one_and_what_it_keeps_is_there_the_next_time(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    with demo(folder, "--days", "1", PATH="/nowhere") as running:
+        assert "redis-server is not installed (apt-get install redis-server)" in running.said
+        refused = running.ask("usage?rule_id=search-address&outcome=shadow_denied&step=hour")
+        assert refused["total"] >= 24
+        week = running.ask("rules/orders-user/what-if?limit=6")
+        assert week["units"] > week["refused"] > 0
+        keys = running.known["keys"]
+    with demo(folder, "--keep", PATH="/nowhere") as running:
+        assert running.known["keys"] == keys
+        assert "writing the history" not in running.said
+        assert running.ask("rules")["total"] == 8
+
+
+def test_it_ends_in_time_and_touches_no_folder_of_others(tmp_path: Path) -> None:
+    ended = [*COMMAND, "--folder", str(tmp_path / "demo"), "--seconds", "0.1", "--days", "0"]
+    for _ in range(2):
+        done = subprocess.run(ended, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+    (tmp_path / "mine").touch()
+    done = subprocess.run(
+        [*COMMAND, "--folder", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 1
+    assert "has files that are not the demo's: choose another --folder" in done.stderr
+    assert (tmp_path / "mine").exists()

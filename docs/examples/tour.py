@@ -1,4 +1,4 @@
-"""Try the library in a terminal: ``make demo``.
+"""Try the library in a terminal: ``make tour``.
 
 Every line you type is a request. Without a terminal it shows a short demonstration, then does what its input says.
 """
