@@ -36,6 +36,11 @@ def to_data(value: Any) -> Any:
 
 def to_yaml(ruleset: Ruleset) -> str:
     """Return the rules as YAML."""
+    return data_to_yaml(to_data(ruleset))
+
+
+def data_to_yaml(data: Any) -> str:
+    """Return what `to_data` made, or a part of it, as YAML."""
     yaml = yaml_module()
 
     class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -49,7 +54,7 @@ def to_yaml(ruleset: Ruleset) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=quoted)
 
     Dumper.add_representer(str, text)
-    written: str = yaml.dump(to_data(ruleset), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
+    written: str = yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
     return written
 
 

@@ -58,3 +58,11 @@ def actor_of(request: Request[Any, Any, Any], form: Form) -> Actor:
     if len(reason) > _LONGEST_REASON:
         raise UsageError(f"a reason has at most {_LONGEST_REASON} characters")
     return Actor(actor_name(known["key"]), known["request_id"], visible(reason))
+
+
+def number_of(form: Form, name: str) -> int:
+    """Return a field that a page of ours has filled with a number. Raises UsageError."""
+    text = form.get(name, "")
+    if not text.isdecimal() or len(text) > 18:
+        raise UsageError(f"the form has no number {name}: load the page again")
+    return int(text)

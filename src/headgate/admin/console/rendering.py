@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from markupsafe import Markup
 
 from headgate.admin.keys import KeyRole
 from headgate.admin.tables import epoch_us
+from headgate.policy.dumping import data_to_yaml
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -125,6 +127,13 @@ def link(path: str, /, **query: Any) -> str:
     return f"{path}?{urlencode(given)}" if given else path
 
 
+def difference(before: Any, after: Any) -> list[tuple[str, str]]:
+    """Return two bodies as lines of YAML, each with whether it was added, removed or stays; None has no lines."""
+    old, new = ([] if body is None else data_to_yaml(body).rstrip("\n").split("\n") for body in (before, after))
+    kinds = {"+ ": "added", "- ": "removed", "  ": ""}
+    return [(kinds[text[:2]], text) for text in difflib.ndiff(old, new) if text[:2] in kinds]
+
+
 def line(values: Sequence[float], width: float, height: float, most: float = 0) -> str:
     """Return the points of a line through values, for an SVG of a size."""
     most = max(most, *values, 1e-9) if values else 1
@@ -142,4 +151,4 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {"number": number, "short": short, "span": span, "when": when}
-_TEMPLATES.globals |= {"percent": percent, "link": link, "line": line}
+_TEMPLATES.globals |= {"difference": difference, "line": line, "link": link, "percent": percent}
