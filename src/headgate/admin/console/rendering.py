@@ -134,6 +134,11 @@ def difference(before: Any, after: Any) -> list[tuple[str, str]]:
     return [(kinds[text[:2]], text) for text in difflib.ndiff(old, new) if text[:2] in kinds]
 
 
+def written(value: float) -> str:
+    """Write a number that may be a count, which is written in full, or a rate."""
+    return number(value) if value == int(value) else short(value)
+
+
 def line(values: Sequence[float], width: float, height: float, most: float = 0) -> str:
     """Return the points of a line through values, for an SVG of a size."""
     most = max(most, *values, 1e-9) if values else 1
@@ -151,4 +156,4 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {"number": number, "short": short, "span": span, "when": when}
-_TEMPLATES.globals |= {"difference": difference, "line": line, "link": link, "percent": percent}
+_TEMPLATES.globals |= {"difference": difference, "line": line, "link": link, "percent": percent, "written": written}

@@ -1,0 +1,90 @@
+"""Charts of what was decided over time: numbers in, geometry out; `charts.html` draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from math import floor, log10
+from typing import NamedTuple
+
+from headgate.admin.console.rendering import short
+
+WIDTH, HEIGHT = 600, 150
+"""The units of a plot, which is stretched to the width of the page."""
+_LABELS = 5
+_STEPS = (1, 2, 2.5, 5, 10)
+
+
+class Series(NamedTuple):
+    """A row of numbers in a chart."""
+
+    name: str
+    kind: str
+    """Its colour: accent, good, bad, warn or shadow."""
+    values: Sequence[float]
+
+
+class Part(NamedTuple):
+    """The part of a bar that one series has."""
+
+    kind: str
+    y: float
+    height: float
+
+
+class Bar(NamedTuple):
+    """What stands above one moment."""
+
+    at: datetime
+    x: float
+    width: float
+    parts: list[Part]
+    values: list[float]
+
+    @property
+    def time(self) -> str:
+        return f"{self.at:%Y-%m-%d %H:%M} UTC"
+
+
+class Chart(NamedTuple):
+    """A chart of stacked bars."""
+
+    series: Sequence[Series]
+    bars: list[Bar]
+    marks: list[str]
+    """Numbers along its side, the largest first."""
+    times: list[str]
+    """Moments along its foot."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(any(each.values) for each in self.series)
+
+
+def stacked(times: Sequence[int], series: Sequence[Series]) -> Chart:
+    """Return a chart of values at moments, in microseconds since the epoch, which follow each other evenly."""
+    sums = [sum(each.values[place] for each in series) for place in range(len(times))]
+    top = _above(max(sums, default=0))
+    moments = [datetime.fromtimestamp(each / 1_000_000, UTC) for each in times]
+    width = WIDTH / max(len(times), 1)
+    bars = []
+    for place, at in enumerate(moments):
+        foot, parts = float(HEIGHT), []
+        for each in series:
+            height = HEIGHT * each.values[place] / top
+            foot -= height
+            parts.append(Part(each.kind, round(foot, 2), round(height, 2)))
+        values = [each.values[place] for each in series]
+        bars.append(Bar(at, round(place * width, 2), round(width * 0.86, 2), parts, values))
+    step = max(1, -(-len(moments) // _LABELS))
+    days = len(moments) > 1 and (moments[-1] - moments[0]).total_seconds() > 172_800
+    marked = [f"{each:%a %d}" if days else f"{each:%H:%M}" for each in moments[::step]]
+    return Chart(series, bars, [short(top), short(top / 2), "0"], marked)
+
+
+def _above(value: float) -> float:
+    """Return a round number that is not below a value."""
+    if value <= 0:
+        return 1
+    size = 10.0 ** floor(log10(value))
+    return next(size * step for step in _STEPS if size * step >= value * 0.9999)
