@@ -27,6 +27,7 @@ COMMANDS = {
     "explain": "headgate.cli.explain",
     "who": "headgate.cli.operating",
     "enforcement": "headgate.cli.operating",
+    "replay": "headgate.cli.replay",
     "users": "headgate.cli.users",
     "revisions": "headgate.cli.revisions",
     "undo": "headgate.cli.revisions",
@@ -38,7 +39,7 @@ COMMANDS = {
     "usage": "headgate.cli.database",
 }
 """The module of each subcommand, which adds it."""
-_EXTRAS = {"serve": "server", "gateway": "gateway"}
+_EXTRAS = {"serve": "server", "gateway": "gateway", "replay": "policy"}
 """The extra of ours that a command needs; others may need that of the admin plane."""
 
 

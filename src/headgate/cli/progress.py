@@ -24,6 +24,8 @@ class Progress:
         self.done = 0
         self.total = 0
         """0: not known."""
+        self.note = ""
+        """What else is known, such as a rate."""
 
     def line(self, seconds: float, *, bar: bool) -> str:
         """Return what to show after so many seconds."""
@@ -33,7 +35,7 @@ class Progress:
             said += f" [{'#' * filled}{'.' * (_WIDTH - filled)}]"
         if self.done:
             said += f" {self.done:,}{f' of {self.total:,}' if self.total else ''}{self.unit and ' '}{self.unit},"
-        return f"{said} {seconds:.0f} s"
+        return f"{said} {self.note}{self.note and ', '}{seconds:.0f} s"
 
 
 @contextmanager

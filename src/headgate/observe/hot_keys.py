@@ -125,11 +125,13 @@ class Frequent(Generic[K]):
         size: K: so many keys are surely among those counted, if they come often enough.
     """
 
-    __slots__ = ("_counts", "_size")
+    __slots__ = ("_counts", "_size", "missed")
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._counts: dict[K, float] = {}
+        self.missed: float = 0
+        """By how much a count may be too low."""
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -147,9 +149,13 @@ class Frequent(Generic[K]):
 
     def top(self, most: int) -> list[tuple[K, float]]:
         """Return the most frequent keys, each with how often it came in a second of late."""
-        first = nlargest(most, self._counts.items(), key=lambda item: item[1])
-        return [(key, count * (1 - KEEP)) for key, count in first]
+        return [(key, count * (1 - KEEP)) for key, count in self.largest(most)]
+
+    def largest(self, most: int) -> list[tuple[K, float]]:
+        """Return the most frequent keys, each with its count."""
+        return nlargest(most, self._counts.items(), key=lambda item: item[1])
 
     def _purge(self) -> None:
         less = sorted(self._counts.values(), reverse=True)[self._size]
+        self.missed += less
         self._counts = {key: left for key, count in self._counts.items() if (left := count - less) > 0}

@@ -19,7 +19,7 @@ import msgspec
 from headgate.core.errors import UsageError
 from headgate.core.key import LITERAL
 from headgate.core.numbers import printable
-from headgate.engine import AsyncEngine
+from headgate.engine import AsyncEngine, Engine
 from headgate.observe.logs import Principals
 from headgate.policy.addresses import counted_by
 from headgate.policy.envoy.matching import Match
@@ -170,7 +170,7 @@ def counted_value(name: str, value: str) -> str:
     return bounded_text(value)
 
 
-def value_of(who: Request | Match, rule_id: str, engine: AsyncEngine | None) -> str:
+def value_of(who: Request | Match, rule_id: str, engine: AsyncEngine | Engine | None) -> str:
     """Return what the rule counts a request by; where that is not known any more, what the request has.
 
     Of a descriptor, that is all its entries.

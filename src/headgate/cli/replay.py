@@ -1,0 +1,269 @@
+"""``headgate replay``: how rules would have decided the requests of access logs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from time import monotonic
+
+import msgspec
+
+from headgate.cli import progress
+from headgate.cli.command import NO, OK, Commands, Terminal, add_command, named
+from headgate.cli.rule_files import checked, explained, for_envoy
+from headgate.core.errors import UsageError
+from headgate.core.numbers import printable
+from headgate.policy.request import principal_name
+from headgate.replay import chart
+from headgate.replay.logs import AUTO, FORMATS, LogReader
+from headgate.replay.replaying import OWN_FIELDS, Fields, Period, Replay, ReplaySummary, merged
+from headgate.replay.results import ComparisonSummary, RefusedSummary, RulesSummary, RuleSummary
+from headgate.replay.wording import notes_on, percent, readable, unit_text
+from headgate.stores.memory import MAX_KEYS
+
+INTERRUPTED = 130
+_WIDEST, _NARROWEST = 120, 40
+_MOST_RULES, _MOST_NAMES = 20, 5
+_SPARK = 20
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "replay",
+        explained(_replay),
+        "say how rules would have decided the requests of access logs",
+        more="Every request of the log is decided at its time, by the engine that the service uses and a store in memory.\n"
+        "Nothing is sent anywhere. Rotated and compressed files can be named in any order.\n\n"
+        "Exit codes: 0 the log was replayed, 1 the rules cannot be used, or no line could be read, 2 wrong usage, or no\n"
+        "such file, 130 interrupted: what was found so far is printed.",
+        examples="headgate replay --rules rules.yaml access.log\n"
+        "headgate replay --rules rules.yaml --compare new-rules.yaml --html report.html access.log*\n"
+        "headgate replay --rules rules.yaml --principal user=sub --tier plan access.jsonl\n"
+        "zcat access.log.*.gz | headgate replay --rules rules.yaml --since 2026-11-01 - --json",
+    )
+    parser.add_argument("logs", metavar="LOG", nargs="+", help="access logs, also .gz and .zst; - is the standard input")
+    parser.add_argument(
+        "--rules", metavar="FILE", default=os.environ.get("HEADGATE_RULES"), help="the rules; or HEADGATE_RULES"
+    )
+    parser.add_argument("--compare", metavar="OTHER", help="other rules: say what they would change, in one pass")
+    parser.add_argument("--format", default=AUTO, help=f"{AUTO}, {', '.join(FORMATS)}; default: {AUTO}")
+    repeated = f"NAME is the log's field FIELD, or one of {', '.join(OWN_FIELDS)}; may be repeated"
+    parser.add_argument(
+        "--principal", metavar="NAME=FIELD", action="append", default=[], help=f"who asks: the principal {repeated}"
+    )
+    parser.add_argument(
+        "--attribute", metavar="NAME=FIELD", action="append", default=[], help=f"the attribute {repeated}"
+    )
+    parser.add_argument("--tier", metavar="FIELD", default="", help="the field with the tier; default: that of the user")
+    parser.add_argument("--since", metavar="TIME", help="leave out lines before it: 2026-11-01, or 2026-11-01T08:00:00Z")
+    parser.add_argument("--until", metavar="TIME", help="leave out lines from then on")
+    parser.add_argument(
+        "--max-keys", metavar="N", type=int, default=MAX_KEYS, help=f"limits kept at once; default: {MAX_KEYS:,}"
+    )
+    parser.add_argument("--json", action="store_true", help="write JSON, for programs")
+
+
+def _replay(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    if not arguments.rules:
+        raise UsageError("say by which --rules FILE, or set HEADGATE_RULES")
+    names = [name for name in (arguments.rules, arguments.compare) if name]
+    for name in names:
+        if for_envoy(name) is not None:
+            raise UsageError(f"{name} is of envoyproxy/ratelimit: a replay takes rules (headgate rules validate FILE)")
+    rulesets = [checked(name).ruleset for name in names]
+    fields = Fields(
+        {principal_name(name): field for name, field in _pairs(arguments.principal, "--principal", "user=sub")},
+        dict(_pairs(arguments.attribute, "--attribute", "region=country")),
+        arguments.tier,
+    )
+    period = Period(
+        _moment(arguments.since, "--since") if arguments.since else Period().since,
+        _moment(arguments.until, "--until") if arguments.until else Period().until,
+    )
+    replay = Replay(rulesets, fields=fields, period=period, max_keys=arguments.max_keys)
+    columns = {**fields.columns(), **dict(_pairs(arguments.column, "--column", "time=when"))}
+    logs = [*dict.fromkeys(arguments.logs)]
+    readers = [LogReader([name], format=arguments.format, columns=columns) for name in logs]
+    is_complete = _run(replay, readers, terminal)
+    summary = replay.summary(readers, is_complete=is_complete)
+    if arguments.json:
+        terminal.out.write(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
+    else:
+        Telling(terminal, summary, names).tell()
+    if not is_complete:
+        return INTERRUPTED
+    return OK if summary.lines else NO
+
+
+def _run(replay: Replay, readers: Sequence[LogReader], terminal: Terminal) -> bool:
+    """Replay all of it; says whether it was not interrupted."""
+    totals = [reader.total_bytes for reader in readers]
+    with ExitStack() as stack:
+        shown = stack.enter_context(progress.shown(terminal, "replaying", "bytes"))
+        shown.total = sum(total or 0 for total in totals) if None not in totals else 0
+        began = monotonic()
+
+        def step() -> None:
+            shown.done = sum([reader.read_bytes for reader in readers])
+            rate = replay.lines / max(monotonic() - began, 1e-9)
+            shown.note = f"{replay.lines:,} lines, {rate:,.0f} lines/s"
+
+        try:
+            replay.run(merged(readers), step)
+        except KeyboardInterrupt:
+            return False
+    return True
+
+
+def _pairs(texts: Sequence[str], option: str, example: str) -> list[tuple[str, str]]:
+    found = [named(text, option, example) for text in texts]
+    for name, field in found:
+        if not field:
+            raise UsageError(f"{option} takes NAME=FIELD, such as {example}, not {name}=")
+    return found
+
+
+def _moment(text: str, option: str) -> int:
+    """Return a time in microseconds since the epoch. Without a time zone it is UTC. Raises UsageError."""
+    try:
+        given = datetime.fromisoformat(text.upper())
+        given = given if given.tzinfo else given.replace(tzinfo=UTC)
+        return int(given.timestamp() * 1_000_000)
+    except (ValueError, OverflowError):
+        message = f"{option} takes a day or a time, such as 2026-11-01 or 2026-11-01T08:00:00Z, not {text!r}"
+        raise UsageError(message) from None
+
+
+class Telling:
+    """Writes a summary for people."""
+
+    def __init__(self, terminal: Terminal, summary: ReplaySummary, names: Sequence[str]) -> None:
+        self._terminal, self._summary, self._names = terminal, summary, names
+        self._levels = chart.levels_for(terminal.out.encoding)
+        width = shutil.get_terminal_size((100, 24)).columns if terminal.out.isatty() else 100
+        self._width = min(max(width, _NARROWEST), _WIDEST)
+
+    def tell(self) -> None:
+        summary, say = self._summary, self._terminal.say
+        rules = summary.rules[0]
+        if summary.lines:
+            say(f"{summary.lines:,} requests from {readable(summary.began)} to {readable(summary.ended)} UTC")
+            for name, each in zip(self._names, summary.rules, strict=True):
+                self._tell_totals(name, each)
+            self._tell_charts(
+                [
+                    ("requests", rules.requests_over_time, 6, "cyan"),
+                    ("refused", rules.refused_over_time, 4, "red"),
+                ]
+            )
+            self._tell_rules(rules)
+            self._tell_who(rules)
+            if summary.comparison is not None:
+                self._tell_comparison(summary.comparison)
+        self._tell_notes()
+
+    def _tell_totals(self, name: str, rules: RulesSummary) -> None:
+        say, styled = self._terminal.say, self._terminal.styled
+        share = percent(rules.refused, rules.requests)
+        told = f"{rules.refused:,} refused ({share}), of {rules.principals_refused:,} principals"
+        say(f"{printable(name)}: {rules.allowed:,} admitted, {styled(told, 'red') if rules.refused else told}")
+
+    def _tell_charts(self, charts: Sequence[tuple[str, Sequence[int], int, str]]) -> None:
+        """Draw charts over time, one below the other: the title, counts, height and colour of each."""
+        summary, say, styled = self._summary, self._terminal.say, self._terminal.styled
+        seconds, buckets = summary.bucket_seconds, len(summary.rules[0].requests_over_time)
+        charts = [each for each in charts if any(each[1])]
+        plot = chart.Plot(self._width, [counts for _, counts, *_ in charts], self._levels)
+        for title, counts, height, style in charts:
+            say(f"\n{title}, in {unit_text(plot.buckets_each(buckets) * seconds)}")
+            for row in plot.rows(counts, height):
+                say(styled(row, style))
+        if charts:
+            say(plot.times(datetime.fromisoformat(summary.buckets_from), seconds, buckets))
+
+    def _tell_rules(self, rules: RulesSummary) -> None:
+        applied = [rule for rule in rules.rules if rule.decided]
+        rows = [self._row(rule) for rule in applied[:_MOST_RULES]]
+        self._terminal.say()
+        if rows:
+            head = ("RULE", "LIMIT", "BY", "DECIDED", "REFUSED", "SHARE", "PRINCIPALS", "WHEN")
+            self._terminal.say_table(head, _aligned(head, rows, {3, 4, 5}))
+        if len(applied) > _MOST_RULES:
+            self._terminal.say(f"... and {len(applied) - _MOST_RULES:,} rules that refuse less; --json has all")
+        idle = [rule.id for rule in rules.rules if not rule.decided and rule.enabled]
+        if idle:
+            more = f" and {len(idle) - _MOST_NAMES:,} more" if len(idle) > _MOST_NAMES else ""
+            self._terminal.say(f"applied to no request: {', '.join(idle[:_MOST_NAMES])}{more}")
+
+    def _row(self, rule: RuleSummary) -> tuple[str, ...]:
+        refused, counts = rule.refused, rule.refused_over_time
+        shadow = rule.would_refuse.count and not refused.count
+        if shadow:
+            refused, counts = rule.would_refuse, rule.would_refuse_over_time
+        people = f"{'' if refused.principals_exact else '~'}{refused.principals:,} of {rule.principals:,}"
+        spark = chart.sparkline(counts, _SPARK, self._levels) if refused.count else ""
+        name = f"{rule.id} (shadow)" if shadow or rule.shadow else rule.id
+        share = percent(refused.count, rule.decided)
+        return name, rule.limit, rule.counts_by, f"{rule.decided:,}", f"{refused.count:,}", share, people, spark
+
+    def _tell_who(self, rules: RulesSummary) -> None:
+        told = [("deny list", rules.deny_listed)] if rules.deny_listed.count else []
+        for rule in rules.rules:
+            told += [(rule.id, each) for each in (rule.refused, rule.would_refuse) if each.count]
+        for name, refused in told[:_MOST_NAMES]:
+            self._terminal.say(f"\nmost refused by {self._terminal.styled(name, 'bold')}")
+            self._tell_top(refused)
+
+    def _tell_top(self, refused: RefusedSummary) -> None:
+        least = "" if refused.top_exact else "at least "
+        for each in refused.top[:_MOST_NAMES]:
+            self._terminal.say(printable(f"  {each.principal}: {least}{each.count:,}"))
+        first = refused.first
+        if first is not None:
+            what = f"{first.method} {first.path}"
+            self._terminal.say(printable(f"  first at {readable(first.at)} UTC: {what} by {first.principal}"))
+
+    def _tell_comparison(self, changes: ComparisonSummary) -> None:
+        say, styled = self._terminal.say, self._terminal.styled
+        before, after = map(printable, self._names)
+        say(f"\n{styled(f'with {after} instead of {before}', 'bold')}")
+        refused = f"{changes.newly_refused:,} newly refused, of {changes.principals_newly_refused:,} principals"
+        admitted = f"{changes.newly_admitted:,} newly admitted, of {changes.principals_newly_admitted:,} principals"
+        say(f"  {styled(refused, 'red') if changes.newly_refused else refused}")
+        say(f"  {styled(admitted, 'green') if changes.newly_admitted else admitted}")
+        self._tell_charts(
+            [
+                ("newly refused", changes.newly_refused_over_time, 3, "red"),
+                ("newly admitted", changes.newly_admitted_over_time, 3, "green"),
+            ]
+        )
+        for what, by_rule in (("newly refused by", changes.refused_by), ("no longer refused by", changes.admitted_by)):
+            for rule, each in [*by_rule.items()][:_MOST_NAMES]:
+                say(f"\n{what} {styled(rule, 'bold')}: {each.count:,}, of {each.principals:,} principals")
+                self._tell_top(each)
+
+    def _tell_notes(self) -> None:
+        summary = self._summary
+        notes = notes_on(summary)
+        if notes:
+            self._terminal.say()
+        for note in notes:
+            self._terminal.say(self._terminal.styled(printable(note), "yellow"))
+        for file, line, why, excerpt in summary.unread_first:
+            self._terminal.say(printable(f"  {file}, line {line:,}: {why}: {excerpt}"))
+
+
+def _aligned(head: Sequence[str], rows: Sequence[tuple[str, ...]], right: set[int]) -> list[list[str]]:
+    """Return rows with the columns of numbers at the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        [cell.rjust(widths[place]) if place in right else cell for place, cell in enumerate(row)] for row in rows
+    ]
+

@@ -1,0 +1,254 @@
+"""Replays logs: every request is decided by an engine, at the time that its line says.
+
+The engine is the one that services and applications use, with a memory store whose clock is set to the time of each
+line. So a replay decides as a service would have decided that started empty at the first line, and knew of no requests
+but those of the log.
+
+**Order.** Logs are written when a request ends, and by several workers: lines are a little out of order. The clock
+never goes back, as that of no service does: a line that is older than one before it is decided at the time of that one,
+and counted as late. Files may be named in any order, and may overlap: their lines are merged by time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import merge
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from headgate.clock import SystemClock
+from headgate.core.errors import UsageError
+from headgate.core.quota import SECOND
+from headgate.engine import Engine, Ruling
+from headgate.policy.model import Ruleset
+from headgate.policy.request import APIKEY, IP, USER, Request, principal_name
+from headgate.policy.times import moment_text
+from headgate.replay.logs import Entry, LogReader
+from headgate.replay.results import Comparison, ComparisonSummary, RulesResults, RulesSummary, Timeline
+from headgate.stores.memory import MAX_KEYS, MemoryStore
+
+TOO_MANY = 429
+SHOWN_UNREAD = 5
+BATCH = 1000
+"""Lines between two signs of progress."""
+OWN_FIELDS = ("user", "address", "host", "agent", "method")
+"""What each line has, whatever its format, besides the fields that its format adds."""
+Decided: TypeAlias = tuple[Entry, Request, list[Ruling | None]]
+"""A line, what it asks, and what each engine says; None: that it is no request that can be decided."""
+
+
+class LogTime(SystemClock):
+    """The time of the line that is decided; it never goes back."""
+
+    def __init__(self) -> None:
+        self.moment = 0
+
+    def now(self) -> int:
+        return self.moment
+
+
+class Fields(NamedTuple):
+    """Which fields of a line say who made the request."""
+
+    principals: Mapping[str, str] = {}
+    """By the name of a principal, over those that each line has: the user and the address ("ip")."""
+    attributes: Mapping[str, str] = {}
+    """By the name of an attribute."""
+    tier: str = ""
+    """The field with the tier; empty: that of the user, as the rules have it."""
+
+
+class Period(NamedTuple):
+    """Lines that are replayed, in microseconds since the epoch: from `since` on, and before `until`."""
+
+    since: int = 0
+    until: int = 1 << 62
+
+
+class Requests:
+    """Makes the requests of lines.
+
+    Args:
+        fields: see `Fields`.
+    """
+
+    def __init__(self, fields: Fields) -> None:
+        self._tier = fields.tier
+        self._principals = {principal_name(name): field for name, field in fields.principals.items()}
+        self._attributes = dict(fields.attributes)
+        self._is_plain = not (self._principals or self._attributes or self._tier)
+        wanted = {*fields.principals.values(), *fields.attributes.values(), fields.tier} - {""}
+        self.missing = wanted
+        """Fields that no line has had so far."""
+
+    def of(self, entry: Entry) -> Request:
+        """Return the request of a line."""
+        principal: dict[str, str] = {}
+        if entry.user:
+            principal[USER] = entry.user
+        if entry.address:
+            principal[IP] = entry.address
+        if entry.fields and APIKEY in entry.fields:
+            principal[APIKEY] = entry.fields[APIKEY]
+        if self._is_plain:
+            return Request(principal, entry.path, entry.method)
+        for name, field in self._principals.items():
+            value = self._value(entry, field)
+            if value:
+                principal[name] = value
+            else:
+                principal.pop(name, None)
+        attributes = {name: self._value(entry, field) for name, field in self._attributes.items()}
+        attributes = {name: value for name, value in attributes.items() if value}
+        tier = self._value(entry, self._tier) if self._tier else ""
+        return Request(principal, entry.path, entry.method, attributes, tier=tier)
+
+    def _value(self, entry: Entry, field: str) -> str:
+        value = entry.fields.get(field)
+        if value is None:
+            value = getattr(entry, field) if field in OWN_FIELDS else ""
+        if value and self.missing:
+            self.missing.discard(field)
+        return value
+
+
+class Replay:
+    """Decides the requests of a log by rules, and counts what they do.
+
+    Args:
+        rulesets: the rules; those of a second file are compared with the first.
+        fields: see `Fields`.
+        period: see `Period`.
+        max_keys: see `headgate.stores.memory.MemoryStore`; of each file of rules.
+    """
+
+    def __init__(
+        self,
+        rulesets: Sequence[Ruleset],
+        *,
+        fields: Fields = Fields(),
+        period: Period = Period(),
+        max_keys: int = MAX_KEYS,
+    ) -> None:
+        self.clock, self.timeline = LogTime(), Timeline()
+        self._stores = [MemoryStore(max_keys=max_keys, clock=self.clock) for _ in rulesets]
+        self._max_keys = max_keys
+        self._engines = [Engine(each, store=store) for each, store in zip(rulesets, self._stores, strict=True)]
+        self.results = [RulesResults(engine, self.timeline) for engine in self._engines]
+        self.comparison = Comparison(*self.results, self.timeline) if len(self.results) > 1 else None
+        self.requests = Requests(fields)
+        self._period = period
+        self.lines = self.outside = self.late = self.latest_us = self.answered_429 = 0
+        self.began: int | None = None
+        self.is_full = False
+
+    def run(self, entries: Iterable[Entry], progress: Callable[[], object] = lambda: None) -> None:
+        """Decide and count all of them; `progress` is called now and then."""
+        results, comparison, timeline, clock = self.results, self.comparison, self.timeline, self.clock
+        only = results[0]
+        for entry, request, rulings in self.decided(entries):
+            at, agent, ruling = clock.moment, entry.agent, rulings[0]
+            if at >= timeline.ends:
+                timeline.move(at)
+            if ruling is not None:
+                only.count(request, ruling, at, agent)
+            if comparison is not None:
+                other = rulings[1]
+                if other is not None:
+                    results[1].count(request, other, at, agent)
+                comparison.count(request, rulings, at, agent)
+            self.answered_429 += entry.status == TOO_MANY
+            if not self.lines % BATCH:
+                self.is_full = self.is_full or any(len(store) >= self._max_keys for store in self._stores)
+                progress()
+
+    def decided(self, entries: Iterable[Entry]) -> Iterator[Decided]:
+        """Decide the lines of the period one after the other, each at its time."""
+        clock, request_of, (since, until) = self.clock, self.requests.of, self._period
+        deciding = [(engine.check, results) for engine, results in zip(self._engines, self.results, strict=True)]
+        for entry in entries:
+            at = entry.at
+            if not since <= at < until:
+                self.outside += 1
+                continue
+            if at >= clock.moment:
+                if not self.lines:
+                    self.began = at
+                clock.moment = at
+            else:
+                self.late += 1
+                self.latest_us = max(self.latest_us, clock.moment - at)
+            self.lines += 1
+            request = request_of(entry)
+            rulings: list[Ruling | None] = []
+            for check, results in deciding:
+                try:
+                    rulings.append(check(request))
+                except UsageError as error:
+                    results.undecidable(error)
+                    rulings.append(None)
+            yield entry, request, rulings
+
+    def summary(self, readers: Sequence[LogReader] = (), *, is_complete: bool = True) -> ReplaySummary:
+        """Return what was found so far."""
+        unread = [line for reader in readers for line in reader.unread.first]
+        return ReplaySummary(
+            is_complete=is_complete,
+            lines=self.lines,
+            unread=sum(reader.unread.count for reader in readers),
+            unread_first=tuple(unread[:SHOWN_UNREAD]),
+            outside=self.outside,
+            late=self.late,
+            latest_seconds=self.latest_us / SECOND,
+            answered_429=self.answered_429,
+            stores_full=self.is_full,
+            fields_missing=tuple(sorted(self.requests.missing)),
+            began=None if self.began is None else moment_text(self.began),
+            ended=None if self.began is None else moment_text(self.clock.moment),
+            buckets_from=moment_text(self.timeline.starts()),
+            bucket_seconds=self.timeline.width_us // SECOND,
+            rules=tuple([results.summary() for results in self.results]),
+            comparison=None if self.comparison is None else self.comparison.summary(),
+        )
+
+
+class ReplaySummary(msgspec.Struct, frozen=True):
+    """What a replay found."""
+
+    is_complete: bool
+    """Else it was interrupted."""
+    lines: int
+    """Lines that were decided."""
+    unread: int
+    """Lines that could not be read."""
+    unread_first: tuple[Any, ...]
+    outside: int
+    """Lines before or after the period."""
+    late: int
+    """Lines that are older than one before them."""
+    latest_seconds: float
+    """By how much, at most."""
+    answered_429: int
+    """Requests that were refused when they were made, by their status."""
+    stores_full: bool
+    """Whether principals had to share states: they may be refused early."""
+    fields_missing: tuple[str, ...]
+    """Fields that were asked for and that no line has."""
+    began: str | None
+    ended: str | None
+    """The times of the first and the last line, as RFC 3339 writes them, in UTC."""
+    buckets_from: str
+    bucket_seconds: int
+    """When the first bucket of all counts over time begins, and how long each is."""
+    rules: tuple[RulesSummary, ...]
+    """Of the rules, and of those that they are compared with."""
+    comparison: ComparisonSummary | None
+
+
+def merged(readers: Sequence[LogReader]) -> Iterator[Entry]:
+    """Return the lines of several files by their times, whatever the order of the files."""
+    if len(readers) == 1:
+        return iter(readers[0])
+    return merge(*readers, key=attrgetter("at"))

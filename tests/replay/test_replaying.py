@@ -1,0 +1,195 @@
+"""A replay decides as the engine does, at the time of each line, and needs no more memory for a longer log."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterable
+
+import pytest
+
+from headgate.core.errors import UsageError
+from headgate.engine import Engine, Ruling
+from headgate.policy.loading import load
+from headgate.policy.request import Request
+from headgate.replay.logs import Entry
+from headgate.replay.replaying import Fields, Period, Replay, ReplaySummary
+from headgate.stores.memory import MemoryStore
+from headgate.testing import ManualClock
+from headgate.testing.reference import ReferenceStore
+from tests.replay.samples import RULES, SECOND, START, entries
+
+PER_USER = "version: 1\nrules: [{id: per-user, dimension: user, limit: 2, window: 1m}]"
+
+
+def asked(second: float, user: str = "ada", **more: str) -> Entry:
+    return Entry(START + int(second * SECOND), "192.0.2.1", user, "GET", "/", "", 200, fields=more)
+
+
+def replayed(log: Iterable[Entry], *rules: str, **options: object) -> ReplaySummary:
+    replay = Replay([load(text) for text in rules or (PER_USER,)], **options)  # type: ignore[arg-type]
+    replay.run(log)
+    return replay.summary()
+
+
+def test_decisions_are_those_of_the_engine_line_by_line() -> None:
+    """One engine with the memory store that services have, and one with the pure core, are called one by one."""
+    ruleset, clock = load(RULES), ManualClock(0)
+    others = [Engine(ruleset, store=MemoryStore(clock=clock)), Engine(ruleset, store=ReferenceStore(clock))]
+    lines = refused = errors = 0
+    for entry, _, (ruling,) in Replay([ruleset]).decided(entries(20_000)):
+        clock.set(max(clock.now(), entry.at))
+        who = {"user": entry.user, "ip": entry.address}
+        request = Request({name: value for name, value in who.items() if value}, entry.path, entry.method)
+        for engine in others:
+            expected: Ruling | None
+            try:
+                expected = engine.check(request)
+            except UsageError:
+                expected = None
+            assert decision_of(ruling) == decision_of(expected), entry
+        lines += 1
+        refused += ruling is not None and not ruling.allowed
+        errors += ruling is None
+    assert lines == 20_000
+    assert refused > 2000
+    assert errors > 20
+
+
+def decision_of(ruling: Ruling | None) -> object:
+    """All that a ruling says but for the way it was found."""
+    if ruling is None:
+        return None
+    return ruling.allowed, ruling.verdict, ruling.decision, ruling.rule_id, ruling.rules, ruling.limits, ruling.shadow
+
+
+def test_what_is_counted_is_what_was_decided() -> None:
+    replay = Replay([load(RULES)])
+    decided, refused, shadow = dict[str, int](), dict[str, int](), dict[str, int]()
+    admitted = 0
+    for _, _, (ruling,) in Replay([load(RULES)]).decided(entries(5000)):
+        if ruling is None:
+            continue
+        admitted += ruling.allowed
+        for rule in {*ruling.rules, *ruling.shadow_rules}:
+            decided[rule] = decided.get(rule, 0) + 1
+        for rule in {each.rule_id for each in ruling.limits if not each.decision.allowed}:
+            refused[rule] = refused.get(rule, 0) + 1
+        for rule in {*ruling.shadow_denied}:
+            shadow[rule] = shadow.get(rule, 0) + 1
+    replay.run(entries(5000))
+    (summary,) = replay.summary().rules
+    assert summary.allowed == admitted
+    assert summary.requests == summary.allowed + summary.refused == 5000 - summary.invalid
+    assert {rule.id: rule.decided for rule in summary.rules if rule.decided} == decided
+    assert {rule.id: rule.refused.count for rule in summary.rules if rule.refused.count} == refused
+    assert {rule.id: rule.would_refuse.count for rule in summary.rules if rule.would_refuse.count} == shadow
+    assert {"login-ip", "login-half"} <= shadow.keys()
+    assert sum(summary.refused_over_time) == summary.refused
+    for rule in summary.rules:
+        assert sum(rule.decided_over_time) == rule.decided
+        assert sum(rule.refused_over_time) == rule.refused.count
+        assert sum(each.count for each in rule.refused.top) <= rule.refused.count
+
+
+def test_a_summary_says_who_was_refused_how_often_and_when_first() -> None:
+    summary = replayed([asked(0), asked(1), asked(2), asked(3), asked(3, "bob"), asked(63), asked(64, "")])
+    (rules,) = summary.rules
+    (rule,) = rules.rules
+    assert (rules.requests, rules.refused, rules.principals_refused, rules.unmatched) == (7, 2, 1, 1)
+    assert (rule.decided, rule.principals, rule.refused.count) == (6, 2, 2)
+    assert [(each.principal, each.count) for each in rule.refused.top] == [("ada", 2)]
+    assert rule.refused.first is not None
+    assert rule.refused.first.at == "2026-10-26T07:33:22Z"
+    assert (summary.began, summary.ended) == ("2026-10-26T07:33:20Z", "2026-10-26T07:34:24Z")
+    assert (summary.buckets_from, summary.bucket_seconds) == ("2026-10-26T07:33:20Z", 1)
+    assert rules.refused_over_time[:5] == [0, 0, 1, 1, 0]
+
+
+def test_the_clock_never_goes_back_and_late_lines_are_counted() -> None:
+    """A line from before the window of the last one is decided in that window, not in its own."""
+    summary = replayed([asked(60), asked(61), asked(0), asked(59.5)])
+    assert (summary.late, summary.latest_seconds, summary.rules[0].refused) == (2, 61, 2)
+
+
+def test_lines_of_another_time_are_left_out() -> None:
+    log = [asked(second) for second in range(10)]
+    summary = replayed(log, period=Period(START + 3 * SECOND, START + 7 * SECOND))
+    assert (summary.lines, summary.outside, summary.rules[0].refused) == (4, 6, 2)
+
+
+def test_principals_attributes_and_tiers_come_from_fields_of_the_log() -> None:
+    rules = """
+    version: 1
+    rules:
+      - {id: per-key, dimension: apikey, limit: 1, window: 1m}
+      - {id: per-tenant, dimension: tenant, when: {region: eu}, limit: 1, window: 1m}
+    tiers: {gold: {per-key: {limit: 2}}}
+    """
+    log = [asked(0, key="k1", customer=f"c{number}", country="eu", plan="gold") for number in range(3)]
+    log += [asked(1, key="k2", customer="c1", country="us") for _ in range(2)]
+    fields = Fields({"api_key": "key", "tenant": "customer"}, {"region": "country", "other": "absent"}, "plan")
+    summary = replayed(log, rules, fields=fields)
+    assert {rule.id: (rule.decided, rule.refused.count) for rule in summary.rules[0].rules} == {
+        "per-key": (5, 2),
+        "per-tenant": (3, 0),
+    }
+    assert summary.fields_missing == ("absent",)
+
+
+def test_an_api_key_that_the_format_knows_is_one_without_a_mapping() -> None:
+    summary = replayed([asked(0, apikey="k1")] * 2, PER_USER.replace("user", "apikey"))
+    assert summary.rules[0].rules[0].decided == 2
+
+
+def test_two_files_of_rules_are_compared_in_one_pass() -> None:
+    other = PER_USER.replace("limit: 2", "limit: 1") + "\ndeny: [{ip: 192.0.2.9}]"
+    log = [asked(0), asked(1), asked(2), asked(3, "bob"), asked(3, "bob"), asked(4, "eve")]
+    log += [asked(5, "mal")._replace(address="192.0.2.9")]
+    changes = replayed(log, PER_USER, other).comparison
+    assert changes is not None
+    assert (changes.newly_refused, changes.principals_newly_refused, changes.newly_admitted) == (3, 3, 0)
+    assert {rule: each.count for rule, each in changes.refused_by.items()} == {"per-user": 2, "deny list": 1}
+    back = replayed(log, other, PER_USER).comparison
+    assert back is not None
+    assert (back.newly_refused, back.newly_admitted) == (0, 3)
+    assert [each.principal for each in back.admitted_by["per-user"].top] == ["ada", "bob"]
+
+
+def test_each_of_two_files_decides_as_it_does_alone() -> None:
+    other = RULES.replace("limit: 5,", "limit: 3,")
+    together = replayed(entries(3000), RULES, other)
+    assert together.rules == (*replayed(entries(3000), RULES).rules, *replayed(entries(3000), other).rules)
+
+
+def test_a_longer_log_of_more_callers_needs_no_more_memory() -> None:
+    """Callers are not kept: neither their limits beyond those that the store may have, nor their names."""
+
+    def many(count: int) -> Iterable[Entry]:
+        for number in range(count):
+            yield Entry(START + number * 40_000, f"10.{number % 250}.2.1", f"user{number}", "GET", "/", "", 200)
+
+    rules = PER_USER + "\n"
+    rules = rules.replace("limit: 2, window: 1m", "limit: 1, window: 7d") + "default: {limit: 1, window: 1s}\n"
+    replay = Replay([load(rules)], max_keys=2000)
+    tracemalloc.start()
+    try:
+        replay.run(many(40_000))
+        before = tracemalloc.get_traced_memory()[0]
+        replay.run(many(80_000))
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 2_000_000
+    assert replay.summary().stores_full
+    assert len(replay.summary().rules[0].requests_over_time) <= 360
+
+
+def test_a_replay_that_is_interrupted_has_what_it_found() -> None:
+    def interrupted() -> Iterable[Entry]:
+        yield asked(0)
+        raise KeyboardInterrupt
+
+    replay = Replay([load(PER_USER)])
+    with pytest.raises(KeyboardInterrupt):
+        replay.run(interrupted())
+    assert replay.summary(is_complete=False).rules[0].requests == 1
