@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "integrations": {"core", "clock", "flows", "stores", "policy", "engine", "limiter", "sdk", "waiting", "web"},
     "gateway": {"core", "clock", "live", "policy", "observe", "server", "stores", "web"},
     "admin": {"core", "engine", "limiter", "observe", "policy", "stores", "web"},
-    "replay": {"core", "clock", "engine", "policy", "stores"},
+    "replay": {"core", "clock", "engine", "observe", "policy", "stores"},
     "cli": {
         "admin",
         "core",

@@ -46,8 +46,8 @@ def entries(count: int, *, users: int = 500, per_second: float = 30) -> Iterator
 
 
 def line(
-    second: int = 0, address: str = "192.0.2.1", user: str = "-", path: str = "/", agent: str = "curl/8", status: int = 200
+    second: int = 0, address: str = "192.0.2.1", user: str = "-", path: str = "/", *, agent: str = "curl/8"
 ) -> str:
     """Return a line of nginx, so many seconds after `START`."""
     at = datetime.fromtimestamp(START // SECOND + second, UTC)
-    return f'{address} - {user} [{at:%d/%b/%Y:%H:%M:%S} +0000] "GET {path} HTTP/1.1" {status} 5 "-" "{agent}"\n'
+    return f'{address} - {user} [{at:%d/%b/%Y:%H:%M:%S} +0000] "GET {path} HTTP/1.1" 200 5 "-" "{agent}"\n'

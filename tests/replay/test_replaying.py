@@ -85,10 +85,10 @@ def test_what_is_counted_is_what_was_decided() -> None:
     assert {rule.id: rule.would_refuse.count for rule in summary.rules if rule.would_refuse.count} == shadow
     assert {"login-ip", "login-half"} <= shadow.keys()
     assert sum(summary.refused_over_time) == summary.refused
-    for rule in summary.rules:
-        assert sum(rule.decided_over_time) == rule.decided
-        assert sum(rule.refused_over_time) == rule.refused.count
-        assert sum(each.count for each in rule.refused.top) <= rule.refused.count
+    for each in summary.rules:
+        assert sum(each.decided_over_time) == each.decided
+        assert sum(each.refused_over_time) == each.refused.count
+        assert sum(one.count for one in each.refused.top) <= each.refused.count
 
 
 def test_a_summary_says_who_was_refused_how_often_and_when_first() -> None:

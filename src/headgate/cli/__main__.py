@@ -39,7 +39,7 @@ COMMANDS = {
     "usage": "headgate.cli.database",
 }
 """The module of each subcommand, which adds it."""
-_EXTRAS = {"serve": "server", "gateway": "gateway", "replay": "policy"}
+_EXTRAS = {"serve": "server", "gateway": "gateway", "replay": "replay"}
 """The extra of ours that a command needs; others may need that of the admin plane."""
 
 

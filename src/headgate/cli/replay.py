@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 from time import monotonic
 
 import msgspec
@@ -22,6 +22,7 @@ from headgate.policy.request import principal_name
 from headgate.replay import chart
 from headgate.replay.logs import AUTO, FORMATS, LogReader
 from headgate.replay.replaying import OWN_FIELDS, Fields, Period, Replay, ReplaySummary, merged
+from headgate.replay.report import report
 from headgate.replay.results import ComparisonSummary, RefusedSummary, RulesSummary, RuleSummary
 from headgate.replay.wording import notes_on, percent, readable, unit_text
 from headgate.stores.memory import MAX_KEYS
@@ -39,16 +40,18 @@ def add(commands: Commands) -> None:
         "replay",
         explained(_replay),
         "say how rules would have decided the requests of access logs",
-        more="Every request of the log is decided at its time, by the engine that the service uses and a store in memory.\n"
+        more="Every request of the log is decided at its time, by the engine of the service and a store in memory.\n"
         "Nothing is sent anywhere. Rotated and compressed files can be named in any order.\n\n"
-        "Exit codes: 0 the log was replayed, 1 the rules cannot be used, or no line could be read, 2 wrong usage, or no\n"
-        "such file, 130 interrupted: what was found so far is printed.",
+        "Exit codes: 0 the log was replayed, 1 the rules cannot be used, or no request was replayed, 2 wrong usage,\n"
+        "or no such file, 130 interrupted: what was found so far is printed.",
         examples="headgate replay --rules rules.yaml access.log\n"
         "headgate replay --rules rules.yaml --compare new-rules.yaml --html report.html access.log*\n"
         "headgate replay --rules rules.yaml --principal user=sub --tier plan access.jsonl\n"
         "zcat access.log.*.gz | headgate replay --rules rules.yaml --since 2026-11-01 - --json",
     )
-    parser.add_argument("logs", metavar="LOG", nargs="+", help="access logs, also .gz and .zst; - is the standard input")
+    parser.add_argument(
+        "logs", metavar="LOG", nargs="+", help="access logs, also .gz and .zst; - is the standard input"
+    )
     parser.add_argument(
         "--rules", metavar="FILE", default=os.environ.get("HEADGATE_RULES"), help="the rules; or HEADGATE_RULES"
     )
@@ -61,12 +64,24 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--attribute", metavar="NAME=FIELD", action="append", default=[], help=f"the attribute {repeated}"
     )
-    parser.add_argument("--tier", metavar="FIELD", default="", help="the field with the tier; default: that of the user")
-    parser.add_argument("--since", metavar="TIME", help="leave out lines before it: 2026-11-01, or 2026-11-01T08:00:00Z")
+    parser.add_argument(
+        "--column",
+        metavar="NAME=FIELD",
+        action="append",
+        default=[],
+        help="what the log calls a field that is not recognised: at, address, user, method, path, host, status, agent",
+    )
+    parser.add_argument(
+        "--tier", metavar="FIELD", default="", help="the field with the tier; default: that of the user"
+    )
+    parser.add_argument(
+        "--since", metavar="TIME", help="leave out lines before it: 2026-11-01, or 2026-11-01T08:00:00Z"
+    )
     parser.add_argument("--until", metavar="TIME", help="leave out lines from then on")
     parser.add_argument(
         "--max-keys", metavar="N", type=int, default=MAX_KEYS, help=f"limits kept at once; default: {MAX_KEYS:,}"
     )
+    parser.add_argument("--html", metavar="FILE", help="write a report there, a page that needs no other file")
     parser.add_argument("--json", action="store_true", help="write JSON, for programs")
 
 
@@ -93,6 +108,8 @@ def _replay(arguments: argparse.Namespace, terminal: Terminal) -> int:
     readers = [LogReader([name], format=arguments.format, columns=columns) for name in logs]
     is_complete = _run(replay, readers, terminal)
     summary = replay.summary(readers, is_complete=is_complete)
+    if arguments.html:
+        _save(report(summary, names, logs), Path(arguments.html))
     if arguments.json:
         terminal.out.write(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
     else:
@@ -100,6 +117,17 @@ def _replay(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if not is_complete:
         return INTERRUPTED
     return OK if summary.lines else NO
+
+
+def _save(page: str, path: Path) -> None:
+    """Write a file in one step: it is there as a whole, or not at all. Raises UsageError."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(page, encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise UsageError(f"--html {path}: {error.strerror}") from None
 
 
 def _run(replay: Replay, readers: Sequence[LogReader], terminal: Terminal) -> bool:
@@ -263,7 +291,4 @@ class Telling:
 def _aligned(head: Sequence[str], rows: Sequence[tuple[str, ...]], right: set[int]) -> list[list[str]]:
     """Return rows with the columns of numbers at the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return [
-        [cell.rjust(widths[place]) if place in right else cell for place, cell in enumerate(row)] for row in rows
-    ]
-
+    return [[cell.rjust(widths[place]) if place in right else cell for place, cell in enumerate(row)] for row in rows]

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 UNICODE, ASCII = " ▁▂▃▄▅▆▇█", " .:|#"
 """What a cell shows, from empty to full."""
-_AXES = {UNICODE: "│└─", ASCII: "|+-"}
+_AXES = {UNICODE: ("│", "└", "─"), ASCII: ("|", "+", "-")}
 _EIGHT_HOURS = 8 * 3600
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -25,7 +25,7 @@ from headgate.engine import Engine, Ruling
 from headgate.policy.model import Ruleset
 from headgate.policy.request import APIKEY, IP, USER, Request, principal_name
 from headgate.policy.times import moment_text
-from headgate.replay.logs import Entry, LogReader
+from headgate.replay.logs import Entry, LogReader, UnreadLine
 from headgate.replay.results import Comparison, ComparisonSummary, RulesResults, RulesSummary, Timeline
 from headgate.stores.memory import MAX_KEYS, MemoryStore
 
@@ -33,8 +33,8 @@ TOO_MANY = 429
 SHOWN_UNREAD = 5
 BATCH = 1000
 """Lines between two signs of progress."""
-OWN_FIELDS = ("user", "address", "host", "agent", "method")
-"""What each line has, whatever its format, besides the fields that its format adds."""
+OWN_FIELDS = ("user", "address", "host", "agent", "method", "path")
+"""What every format has; other fields are columns of the log, by their names there."""
 Decided: TypeAlias = tuple[Entry, Request, list[Ruling | None]]
 """A line, what it asks, and what each engine says; None: that it is no request that can be decided."""
 
@@ -59,12 +59,23 @@ class Fields(NamedTuple):
     tier: str = ""
     """The field with the tier; empty: that of the user, as the rules have it."""
 
+    def wanted(self) -> set[str]:
+        """Return the names of all of them."""
+        return {*self.principals.values(), *self.attributes.values(), self.tier} - {""}
+
+    def columns(self) -> dict[str, str]:
+        """Return those that a `LogReader` has to read as they are."""
+        return {name: name for name in self.wanted() if name not in OWN_FIELDS}
+
 
 class Period(NamedTuple):
     """Lines that are replayed, in microseconds since the epoch: from `since` on, and before `until`."""
 
     since: int = 0
     until: int = 1 << 62
+
+
+_NO_FIELDS, _ALWAYS = Fields(), Period()
 
 
 class Requests:
@@ -79,8 +90,7 @@ class Requests:
         self._principals = {principal_name(name): field for name, field in fields.principals.items()}
         self._attributes = dict(fields.attributes)
         self._is_plain = not (self._principals or self._attributes or self._tier)
-        wanted = {*fields.principals.values(), *fields.attributes.values(), fields.tier} - {""}
-        self.missing = wanted
+        self.missing = fields.wanted()
         """Fields that no line has had so far."""
 
     def of(self, entry: Entry) -> Request:
@@ -128,8 +138,8 @@ class Replay:
         self,
         rulesets: Sequence[Ruleset],
         *,
-        fields: Fields = Fields(),
-        period: Period = Period(),
+        fields: Fields = _NO_FIELDS,
+        period: Period = _ALWAYS,
         max_keys: int = MAX_KEYS,
     ) -> None:
         self.clock, self.timeline = LogTime(), Timeline()
@@ -137,7 +147,8 @@ class Replay:
         self._max_keys = max_keys
         self._engines = [Engine(each, store=store) for each, store in zip(rulesets, self._stores, strict=True)]
         self.results = [RulesResults(engine, self.timeline) for engine in self._engines]
-        self.comparison = Comparison(*self.results, self.timeline) if len(self.results) > 1 else None
+        first, *others = self.results
+        self.comparison = Comparison(first, others[0], self.timeline) if others else None
         self.requests = Requests(fields)
         self._period = period
         self.lines = self.outside = self.late = self.latest_us = self.answered_429 = 0
@@ -223,7 +234,7 @@ class ReplaySummary(msgspec.Struct, frozen=True):
     """Lines that were decided."""
     unread: int
     """Lines that could not be read."""
-    unread_first: tuple[Any, ...]
+    unread_first: tuple[UnreadLine, ...]
     outside: int
     """Lines before or after the period."""
     late: int

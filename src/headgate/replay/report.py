@@ -12,13 +12,12 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from html import escape
 from importlib import resources
-from typing import Any
 
 from headgate.core.numbers import printable
 from headgate.replay.chart import columns
 from headgate.replay.replaying import ReplaySummary
-from headgate.replay.results import ComparisonSummary, RefusedSummary, RulesSummary, RuleSummary
-from headgate.replay.wording import DENY_LIST, notes_on, period_text, percent, readable, unit_text
+from headgate.replay.results import DENY_LIST, ComparisonSummary, RefusedSummary, RulesSummary, RuleSummary
+from headgate.replay.wording import notes_on, percent, period_text, readable, unit_text
 
 MOST_RULES = 200
 """Rules that are shown of each file; those that refuse least are left out."""
@@ -45,7 +44,7 @@ def element(tag: str, *children: str | Html | Iterable[str | Html] | None, **att
 
 
 def _joined(children: Iterable[str | Html | Iterable[str | Html] | None]) -> Html:
-    found = []
+    found: list[str] = []
     for child in children:
         if isinstance(child, Html):
             found.append(child)
@@ -131,7 +130,9 @@ class _Page:
                 element("section", element("div", cells, class_="row head"), rows, class_="card rules"),
             ]
         if len(applied) > MOST_RULES:
-            parts.append(element("p", f"{len(applied) - MOST_RULES:,} rules that refuse less are left out.", class_="quiet"))
+            parts.append(
+                element("p", f"{len(applied) - MOST_RULES:,} rules that refuse less are left out.", class_="quiet")
+            )
         if rules.deny_listed.count:
             count = f"The deny list refused {rules.deny_listed.count:,} requests"
             parts.append(element("section", element("h3", count), self._refused(rules.deny_listed), class_="card"))
@@ -153,8 +154,16 @@ class _Page:
         row = [
             element("span", rule.id, badge, element("small", about), class_="name"),
             _cell("requests", f"{rule.decided:,}"),
-            _cell("would refuse" if is_shadow else "refused", f"{refused.count:,}", f"is-{kind}" if refused.count else ""),
-            element("span", _label("share"), percent(refused.count, rule.decided), _bar(refused.count, rule.decided, kind), class_="share"),
+            _cell(
+                "would refuse" if is_shadow else "refused", f"{refused.count:,}", f"is-{kind}" if refused.count else ""
+            ),
+            element(
+                "span",
+                _label("share"),
+                percent(refused.count, rule.decided),
+                _bar(refused.count, rule.decided, kind),
+                class_="share",
+            ),
             _cell("principals", f"{estimate}{refused.principals:,}"),
             element("span", _trend(counts, kind), class_="trend"),
         ]
@@ -199,7 +208,9 @@ class _Page:
             facts += [("Agent", first.agent)] if first.agent else []
         if facts:
             listed = [(element("dt", name), element("dd", value)) for name, value in facts]
-            parts.append(element("div", element("h3", "First refusal" if not of else "In short"), element("dl", *listed)))
+            parts.append(
+                element("div", element("h3", "First refusal" if not of else "In short"), element("dl", *listed))
+            )
         return element("div", parts, class_="columns")
 
     def _comparison(self, changes: ComparisonSummary) -> list[Html]:
@@ -240,7 +251,9 @@ class _Page:
             return None
         parts = [element("ul", [element("li", note) for note in notes])]
         if self._summary.unread_first:
-            head = element("tr", *[element("th", name) for name in ("File", "Line", "Why it could not be read", "Text")])
+            head = element(
+                "tr", *[element("th", name) for name in ("File", "Line", "Why it could not be read", "Text")]
+            )
             rows = [
                 element(
                     "tr",
@@ -256,18 +269,19 @@ class _Page:
 
     def _chart(self, series: Sequence[tuple[str, Sequence[int]]], size: str, *, is_told: bool = False) -> Html:
         """Return a chart over time; the first of the series has the highest counts. Hovering tells them, if wanted."""
-        counts = [each for _, each in series]
+        counts = [count for _, count in series]
         buckets, highest = len(counts[0]), max(map(max, counts))
         drawn: list[Html] = [element("line", x1=0, x2=buckets, y1=y, y2=y, class_="grid") for y in (0, _TALL // 2)]
-        drawn += [element("path", d=_area(each, highest), class_=kind) for kind, each in series]
+        drawn += [element("path", d=_area(count, highest), class_=kind) for kind, count in series]
         if is_told:
             drawn += [self._told(place, series) for place in range(buckets)]
-        title = f"{' and '.join(kind for kind, _ in series)} over time, at most {highest:,} in {unit_text(self._summary.bucket_seconds)}"
+        each = unit_text(self._summary.bucket_seconds)
+        title = f"{' and '.join(kind for kind, _ in series)} over time, at most {highest:,} in {each}"
         view = f"0 0 {buckets} {_TALL}"
         svg = element("svg", drawn, viewBox=view, preserveAspectRatio="none", class_=size, role="img", aria_label=title)
         scale = element("div", *[element("span", text) for text in (f"{highest:,}", "0")], class_="scale")
         ends = self._starts, self._starts + self._width * buckets
-        times = element("div", *[element("span", f"{each:%Y-%m-%d %H:%M}") for each in ends], class_="times")
+        times = element("div", *[element("span", f"{end:%Y-%m-%d %H:%M}") for end in ends], class_="times")
         return element("figure", scale, svg, times)
 
     def _told(self, place: int, series: Sequence[tuple[str, Sequence[int]]]) -> Html:

@@ -2,8 +2,8 @@
 
 Memory is bounded, however long the log is and however many principals it has:
 
-* When: a `Timeline` has at most `MOST_BUCKETS` buckets of time and `MOST_CELLS` counts in all. Where there would be more,
-  its buckets are merged into wider ones, so that counts stay exact.
+* When: a `Timeline` has at most `MOST_BUCKETS` buckets of time and `MOST_CELLS` counts in all. Where there would be
+  more, its buckets are merged into wider ones, so that counts stay exact.
 * Who: those refused most often are found by the algorithm of Misra and Gries (`headgate.observe.hot_keys`). Counts are
   exact until there are too many principals to count, and never too high.
 * How many principals: exact up to twice the size of a sample, which then goes on with half of them, by their hash, and
@@ -470,4 +470,3 @@ class ComparisonSummary(msgspec.Struct, frozen=True):
     """Newly admitted requests, by the rule that refuses them now."""
     newly_refused_over_time: list[int]
     newly_admitted_over_time: list[int]
-

@@ -7,39 +7,23 @@ from headgate.replay.replaying import ReplaySummary
 
 def notes_on(summary: ReplaySummary) -> list[str]:
     """Return what has to be known about a replay besides its figures."""
-    notes = []
-    if not summary.is_complete:
-        notes.append("Interrupted: this is what was found until then.")
-    if not summary.lines:
-        notes.append("No request was replayed.")
-    for rules in summary.rules[:1]:
-        if rules.unmatched:
-            share = percent(rules.unmatched, rules.requests)
-            notes.append(f"{rules.unmatched:,} requests ({share}) met no rule.")
-        if rules.allow_listed:
-            notes.append(f"{rules.allow_listed:,} requests are on the allow list.")
-        if rules.invalid:
-            notes.append(
-                f"{rules.invalid:,} requests are not decided: the service would answer them with an error. "
-                f"The first: {rules.problem}"
-            )
-    if summary.fields_missing:
-        named = ", ".join(summary.fields_missing)
-        notes.append(f"No line has a value for {named}: see --principal, --attribute and --tier.")
-    if summary.late:
-        notes.append(
-            f"{summary.late:,} lines are older than a line before them, by up to {summary.latest_seconds:,.0f} s. "
-            "They were decided at the time of that line."
-        )
-    if summary.answered_429:
-        notes.append(f"{summary.answered_429:,} requests were answered 429 when they were made.")
-    if summary.outside:
-        notes.append(f"{summary.outside:,} lines are outside the period of --since and --until.")
-    if summary.stores_full:
-        notes.append("More limits were in use than --max-keys: callers that shared one may have been refused early.")
-    if summary.unread:
-        notes.append(f"{summary.unread:,} lines could not be read; the first of them:")
-    return notes
+    rules = summary.rules[0]
+    fields, met = ", ".join(summary.fields_missing), percent(rules.unmatched, rules.requests)
+    late = f"by up to {summary.latest_seconds:,.0f} s: they were decided at the time of that line"
+    notes: list[tuple[object, str]] = [
+        (not summary.is_complete, "Interrupted: this is what was found until then."),
+        (not summary.lines, "No request was replayed."),
+        (rules.unmatched, f"{rules.unmatched:,} requests ({met}) met no rule."),
+        (rules.allow_listed, f"{rules.allow_listed:,} requests are on the allow list."),
+        (rules.invalid, f"{rules.invalid:,} requests would be answered with an error, the first: {rules.problem}"),
+        (fields, f"No line has a value for {fields}: see --principal, --attribute and --tier."),
+        (summary.late, f"{summary.late:,} lines are older than a line before them, {late}."),
+        (summary.answered_429, f"{summary.answered_429:,} requests were answered 429 when they were made."),
+        (summary.outside, f"{summary.outside:,} lines are outside the period of --since and --until."),
+        (summary.stores_full, "More limits were in use than --max-keys: callers share some, and may be refused early."),
+        (summary.unread, f"{summary.unread:,} lines could not be read; the first of them:"),
+    ]
+    return [note for is_true, note in notes if is_true]
 
 
 def percent(part: int, whole: int) -> str:
