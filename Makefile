@@ -6,6 +6,7 @@
 # make example  three services behind the gateway, and what to try
 # make bare   run and test on a minimal Debian, made by debootstrap
 # make manifest lock   renew deploy/kubernetes.yaml from the Helm chart, and the versions that the image installs
+# make swagger-ui   renew the files of Swagger UI, which needs npm; VERSION=5.35.0 takes that one
 # make release  build the packages, and check them as PyPI and a user would
 PYTHON ?= python3
 COMMA := ,
@@ -65,7 +66,7 @@ ifneq ($(wildcard $(VENV)),)
   endif
 endif
 
-.PHONY: run demo tour example test core coverage servers lint format bench plots bare manifest lock release clean
+.PHONY: run demo tour example test core coverage servers lint format bench plots bare manifest lock swagger-ui release clean
 .DEFAULT_GOAL := test
 
 run: $(VENV)/.serve
@@ -134,6 +135,19 @@ lock: $(VENV)/.dev
 	@$(BIN)/pip install --quiet uv  # it depends on nothing
 	@$(LOCK) deploy/requirements.lock --extra admin --extra otel pyproject.toml
 	@echo hatchling | $(LOCK) deploy/build.lock -
+
+# Compressed as they are served. SHA256SUMS is of the files as their authors publish them.
+SWAGGER_UI := src/headgate/reference/swagger-ui
+VERSION ?= latest
+swagger-ui:
+	@rm -rf $(VENV)/swagger-ui && mkdir -p $(VENV)/swagger-ui
+	@cd $(VENV)/swagger-ui && tar -xzf "$$(npm pack --silent swagger-ui-dist@$(VERSION))"
+	@rm -f $(SWAGGER_UI)/*
+	@cd $(VENV)/swagger-ui/package && cp LICENSE NOTICE swagger-ui-bundle.js.LICENSE.txt ../../../$(SWAGGER_UI) && \
+	  { sed -n 's/.*"version": "\(.*\)".*/# swagger-ui-dist \1/p' package.json; sha256sum swagger-ui-bundle.js swagger-ui.css; \
+	  } >../../../$(SWAGGER_UI)/SHA256SUMS && gzip -9n swagger-ui-bundle.js swagger-ui.css && \
+	  mv swagger-ui-bundle.js.gz swagger-ui.css.gz ../../../$(SWAGGER_UI)
+	@head -n 1 $(SWAGGER_UI)/SHA256SUMS
 
 # What is uploaded is what was checked: both packages, installed in an environment of their own.
 release: $(BIN)/python

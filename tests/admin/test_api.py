@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -101,7 +100,7 @@ def sqlite(tmp_path: Any) -> str:
 
 async def routes_of(admin: Admin) -> list[tuple[str, str]]:
     document = (await admin.ask("GET", "/openapi.json", role="")).json()
-    paths = {path: item for path, item in document["paths"].items() if "servers" not in item}
+    paths = document["paths"]
     return [(method.upper(), path.replace("{", "").replace("}", "")) for path, item in paths.items() for method in item]
 
 
@@ -166,8 +165,8 @@ class TestWhoMay:
                 answer = await admin.ask("GET", path, role="")
                 assert answer.status_code == 200, path
                 assert "orders-user" not in answer.text or path == "/openapi.json"
-                names = r"http://(json-schema\.org|127\.0\.0\.1:8080|www\.w3\.org/2000/svg)"  # none that is fetched
-                assert "http://" not in re.sub(names, "", answer.text)
+                names = r"http://(json-schema\.org|www\.w3\.org/2000/svg)"  # none that is fetched
+                assert "http://" not in re.sub(names, "", answer.text) or "swagger-ui" in path
 
         on(sqlite, work)
 

@@ -7,16 +7,13 @@ document (RFC 9457). docs/admin.md has an example of every task.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any, cast
 
 import msgspec
-from litestar import Litestar, MediaType, Request, Response, Router, get
-from litestar.datastructures import State
+from litestar import Litestar, Request, Response, Router, get
 from litestar.di import Provide
-from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp
@@ -31,6 +28,7 @@ from headgate.admin.routes.asking import Json, JsonRequest, role_guard
 from headgate.admin.security import READS, SLASH, WRITES, App, Gatekeeper
 from headgate.admin.service import AdminService
 from headgate.admin.sessions import Sessions
+from headgate.reference.pages import PATHS, ReferenceFile, reference_files
 from headgate.stores.base import AsyncStore
 from headgate.web.deprecation import Deprecations
 
@@ -43,21 +41,17 @@ async def healthz() -> Json:
     return {"status": "ok"}
 
 
-def _page(path: str | list[str], name: str, media_type: str) -> HTTPRouteHandler:
-    """Return the route of a part of the page to try the API on. No script, style or font comes from elsewhere."""
-    content = (files("headgate.admin") / "page" / name).read_text("utf-8")
-
-    @get(path, include_in_schema=False, media_type=media_type)
-    async def page() -> str:
-        return content
-
-    return page
+@get(sorted(PATHS), include_in_schema=False)
+async def reference(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Return a file of the API reference."""
+    file = _reference_files()[request.scope["path_template"]]
+    status, body = file.answer(request.headers.get("if-none-match", ""))
+    return Response(body, status_code=status, headers=dict(file.headers))
 
 
-@get("/openapi.json", include_in_schema=False)
-async def openapi(state: State) -> Response[bytes]:
-    """Return the OpenAPI document."""
-    return Response(state.document, media_type=MediaType.JSON)
+@cache
+def _reference_files() -> Mapping[str, ReferenceFile]:
+    return reference_files(document())
 
 
 def _restored(app: ASGIApp) -> ASGIApp:
@@ -132,8 +126,7 @@ def application(
         request_max_body_size=None,  # the gatekeeper's bound is the one that counts
         logging_config=None,
     )
-    app.state.document = document()
-    app.state.parameters = parameters_of(msgspec.json.decode(app.state.document))
+    app.state.parameters = parameters_of(msgspec.json.decode(document()))
     app.state.methods = methods_of(route for route in app.routes if isinstance(route, HTTPRoute))
     options: dict[str, Any] = {"sessions": sessions, "reads": reads, "writes": writes, "store": store}
     return Gatekeeper(cast("App", app), admin.keys, deprecations=deprecations, **options)
@@ -147,7 +140,9 @@ def _answered(request: Request[Any, Any, Any], error: Exception) -> Response[Any
 @cache
 def document() -> bytes:
     """Return the OpenAPI document, as JSON."""
-    described = OpenAPIConfig("Headgate", "1", operation_id_creator=lambda handler, *_: handler.handler_name)
+    described = OpenAPIConfig(
+        "Headgate", "1", operation_id_creator=lambda handler, *_: handler.handler_name, use_handler_docstrings=True
+    )
     nothing = {"admin": Provide(lambda: None, sync_to_thread=False)}
     app = Litestar(
         _HANDLERS, dependencies=nothing, openapi_config=described, request_class=JsonRequest, logging_config=None
@@ -161,9 +156,6 @@ _HANDLERS: list[Any] = [
         route_handlers=[*rules.ROUTES, *users.ROUTES, *consumers.ROUTES, *operations.ROUTES, *usage.ROUTES],
         guards=[role_guard, query_guard],
     ),
-    _page("/docs", "docs.html", MediaType.HTML),
-    _page("/docs.css", "docs.css", MediaType.CSS),
-    _page("/docs.js", "docs.js", "text/javascript"),
     healthz,
-    openapi,
+    reference,
 ]

@@ -1,4 +1,4 @@
-"""The OpenAPI document of both planes: what Litestar knows of the admin routes, the forms of rules, and examples."""
+"""The OpenAPI document of the admin plane: what Litestar knows of the routes, the forms of rules, and examples."""
 
 from __future__ import annotations
 
@@ -7,25 +7,63 @@ from typing import Any
 
 from litestar import Litestar
 
-from headgate.admin import decision_paths
 from headgate.admin.routes.asking import MERGE_PATCH
-from headgate.admin.schemas import ANSWERS, COMPONENTS, TEXT, WHOLE, Json, form, header, list_of, problems, ref
+from headgate.admin.schemas import ANSWERS, COMPONENTS
 from headgate.policy.forms import rules_schema
+from headgate.reference.schemas import PROBLEM, TEXT, Json, form, header, problem_responses, problems, ref, tags
 
-_ERRORS = {
-    400: "Something in the request is not acceptable; nothing was changed.",
-    401: "There is no key, or it is not good.",
-    403: "The role of the key is not enough.",
-    404: "It does not exist.",
-    408: "The body does not come to its end.",
-    405: "The path is asked with another method.",
-    409: "It exists already, is in use, was changed later, or the rules are in a file.",
-    412: "It is of another version by now.",
-    413: "The body is too large.",
-    415: "The body is compressed, or of another kind.",
-    429: "This key, or this address, asks too often.",
-    503: "The database cannot be asked; decisions go on.",
+_ABOUT = """\
+Rules, tiers, users, keys and consumers, and the trail of who changed what. Choose **Authorize** and enter an admin key:
+it stays in this page, and is gone when you close it.
+
+- Errors are problem documents (RFC 9457), with a pointer to every field that is wrong.
+- With `If-Match` and the version of an `ETag`, a change is refused with 412 if another change was quicker.
+- `X-Reason` says in the audit trail why, and every change is a revision that can be undone.
+
+The decision API has a reference of its own: `/docs` on the HTTP port (8080 by default).
+"""
+_TAGS = {
+    "Rules": "What is limited, and how: list, change and roll back single rules, or apply a whole rules file.",
+    "Tiers": "Changes of rules for all users of a tier.",
+    "Settings": "The settings of a rules file.",
+    "Users": "One user's limits with present use, tier and overrides; why a request would be allowed or refused.",
+    "Usage": "How often rules decided what, the last refusals, and what another limit would have refused.",
+    "Consumers": "API keys for the callers of your own API.",
+    "Keys": "API keys of this API and of callers of the decision API.",
+    "Nodes": "The running services: the revision that each runs, and the busiest keys.",
+    "Revisions": "Every change, as a whole: look at it, undo it.",
+    "Audit": "Who changed what, when and why, in a chain of digests.",
 }
+_OTHER_TAGS = {
+    "export": "Rules",
+    "apply": "Rules",
+    "explain": "Users",
+    "what-if": "Usage",
+    "refusals": "Usage",
+    "hot-keys": "Nodes",
+}
+"""By the end of a path; others are those of its first part."""
+_ERRORS = {
+    400: ("Something in the request is not acceptable; nothing was changed.", "the request is not acceptable"),
+    401: ("There is no key, or it is not accepted.", "a key is needed: send the header Authorization: Bearer KEY"),
+    403: ("The role of the key is not enough.", "this key is a viewer's; that needs a key of the role editor"),
+    404: ("It does not exist.", "there is no rule 'orders-user'"),
+    408: ("The body does not come to its end.", "all of a request has to come within 30 s"),
+    409: (
+        "It exists already, is in use, was changed later, or the rules are in a file.",
+        "there is a rule 'new' already",
+    ),
+    412: ("It has another version by now.", "rule 'orders-user' is of version 2 by now, not 1: read it again"),
+    413: ("The body is too large.", "a request such as this has at most 10,485,760 bytes"),
+    415: ("The body is compressed, or of another kind.", "a body comes as it is, without a Content-Encoding"),
+    429: (
+        "This key, or this address, sends too many requests.",
+        "this key may do that 100/minute times; try again in 9 s",
+    ),
+    503: ("The database is unavailable; decisions go on.", "the database does not answer"),
+}
+_READING, _CHANGING = (400, 401, 403, 404, 429, 503), (408, 409, 412, 413, 415)
+"""What routes may refuse with; and those that are not only read."""
 _EXAMPLES: Json = {
     "rule": {"id": "orders-user", "endpoint": "/api/v1/orders/**", "methods": ["POST"], "limit": 100, "window": "1m"},
     "tier": {"orders-user": {"limit": 1000}},
@@ -57,13 +95,6 @@ _WAIT: Json = {
     "description": "Answer once all nodes run the change, or after this time: X-Revision is the revision in force, and "
     "X-Nodes-Behind names the nodes that do not run it.",
 }
-_PROBLEM = form(
-    {"status": WHOLE, "title": TEXT},
-    type=TEXT,
-    detail=TEXT,
-    errors=list_of({"type": "object", "properties": {"pointer": TEXT, "detail": TEXT}}),
-    conflicts=list_of({"type": "object", "properties": {"kind": TEXT, "id": TEXT, "revision": WHOLE}}),
-)
 _GIVEN: Json = {
     "roll_back_rule": {"version": 1},
     "set_tier": {"tier": "premium"},
@@ -98,10 +129,13 @@ def document_of(app: Litestar) -> Json:
         "setting": {"description": "The value of a setting, as in a rules file."},
         "override": form({"rule_id": TEXT}, **definitions["change"].get("properties", {})),
         "file": _moved(rules),
-        "problem": _PROBLEM,
+        "problem": PROBLEM,
     }
-    schemas |= COMPONENTS | decision_paths.COMPONENTS
-    found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    schemas |= COMPONENTS
+    found["components"]["responses"] = problem_responses(_ERRORS)
+    found["components"]["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer", "description": "An API key, such as `hg_4f9a2c81d07b_...`."}
+    }
     found["security"] = [{"key": []}]
     bodies = {
         (method.lower(), route.path): handler.opt["body"]
@@ -122,13 +156,25 @@ def document_of(app: Litestar) -> Json:
                 patched = path.split("/")[3][:-1]
                 content = {MERGE_PATCH: {"schema": {"type": "object"}, "example": _PATCHES[patched]}}
                 operation["requestBody"] = {"required": True, "content": content}
-            _document(operation, bodies.get((method, path.replace("}", ":str}")), ""))
-    found["paths"] |= decision_paths.PATHS
-    found["info"] = {"title": "Headgate", "version": version("headgate"), "summary": "Rules, users, keys and audit."}
+            _document(operation, bodies.get((method, path.replace("}", ":str}")), ""), reads=method == "get")
+            operation["tags"] = [tag_of(path)]
+    found["info"] = {
+        "title": "Headgate: admin API",
+        "version": version("headgate"),
+        "summary": "Rules, users, keys and audit.",
+        "description": _ABOUT,
+    }
+    found["tags"] = tags(_TAGS)
     return found
 
 
-def _document(operation: Json, body: str) -> None:
+def tag_of(path: str) -> str:
+    """Return the group of a path."""
+    parts = path.split("/")
+    return _OTHER_TAGS.get(parts[-1], parts[3].capitalize())
+
+
+def _document(operation: Json, body: str, *, reads: bool) -> None:
     if body:
         kind = "application/yaml" if body == "file" else "application/json"
         content: Json = {kind: {"schema": ref(body), "example": _EXAMPLES[body]}}
@@ -143,7 +189,7 @@ def _document(operation: Json, body: str) -> None:
         if known is not None and parameter["in"] == "path":
             parameter["example"] = known
         _narrow(parameter.get("schema", {}))
-    operation["responses"] |= problems(_ERRORS)
+    operation["responses"] |= problems(_READING if reads else _READING + _CHANGING)
     schema, example = ANSWERS.get(operation["operationId"], (None, None))
     for good in ("200", "201"):
         for kind in operation["responses"].get(good, {}).get("content", {}).values() if schema is not None else ():

@@ -43,7 +43,6 @@ def parameters_of(document: Mapping[str, Any]) -> Parameters:
         }
         for path, item in document["paths"].items()
         for method, operation in item.items()
-        if method != "servers"
     }
 
 

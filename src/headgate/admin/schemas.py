@@ -2,65 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
-from headgate.web.problem import CONTENT_TYPE
+from headgate.reference.schemas import (
+    MOMENT,
+    NUMBER,
+    STATE,
+    TEXT,
+    WHOLE,
+    YES_OR_NO,
+    Described,
+    Json,
+    form,
+    items,
+    list_of,
+    record,
+    ref,
+    some,
+)
 
-Json = dict[str, Any]
-Described: TypeAlias = tuple[Json, Any]
-"""The schema of something, and an example of it."""
-
-TEXT: Json = {"type": "string"}
-WHOLE: Json = {"type": "integer"}
-NUMBER: Json = {"type": "number"}
-YES_OR_NO: Json = {"type": "boolean"}
-MOMENT: Json = {"type": "string", "format": "date-time"}
-STATE: Json = {"enum": ["normal", "warning", "throttled"]}
 _NEW_YEAR = "2026-01-01T00:00:00Z"
-
-
-def ref(name: str) -> Json:
-    """Return the schema that stands under a name."""
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def list_of(items: Json) -> Json:
-    """Return the schema of a list."""
-    return {"type": "array", "items": items}
-
-
-def some(schema: Json) -> Json:
-    """Return the schema of something that may be null."""
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-def form(required: Mapping[str, Json], **optional: Json) -> Json:
-    """Return the schema of an object with these members; others may be added in a later release."""
-    return {"type": "object", "required": list(required), "properties": {**required, **optional}}
-
-
-def record(members: Mapping[str, Described], **optional: Json) -> Described:
-    """Return such an object, and an example of it without the optional members."""
-    schemas = {name: schema for name, (schema, _) in members.items()}
-    return form(schemas, **optional), {name: example for name, (_, example) in members.items()}
-
-
-def items(of: Described) -> Described:
-    """Return a list with one item."""
-    schema, example = of
-    return list_of(schema), [example]
-
-
-def header(name: str, description: str, schema: Json = TEXT) -> Json:
-    """Return a parameter that is a header."""
-    return {"name": name, "in": "header", "description": description, "schema": schema}
-
-
-def problems(descriptions: Mapping[int, str]) -> Json:
-    """Return the responses that are problem documents, by their status."""
-    content = {CONTENT_TYPE: {"schema": ref("problem")}}
-    return {str(status): {"description": text, "content": content} for status, text in descriptions.items()}
 
 
 def _page(schema: Json, *examples: Json) -> Described:

@@ -33,6 +33,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.limiter import AsyncLimiter
+from headgate.reference.pages import PATHS as REFERENCE
 from headgate.stores.base import AsyncStore
 from headgate.web.address import parse
 from headgate.web.deprecation import Deprecations
@@ -53,19 +54,7 @@ REMEMBERED = 1000
 _LONGEST_QUERY = 8192
 _LONGEST_NAME = 100
 _ONCE = frozenset({"authorization", "content-length", "content-type", "host", "if-match", "if-none-match", "x-reason"})
-PUBLIC = frozenset(
-    {
-        "/console.css",
-        "/console.js",
-        "/docs",
-        "/docs.css",
-        "/docs.js",
-        "/favicon.svg",
-        "/healthz",
-        "/login",
-        "/openapi.json",
-    }
-)
+PUBLIC = REFERENCE | {"/console.css", "/console.js", "/favicon.svg", "/healthz", "/login"}
 API = "/api/"
 """Where paths of the REST API begin, which no cookie opens."""
 COOKIE = "headgate_session"

@@ -13,7 +13,8 @@
     they may not fill what is for requests. A tenth as many may be open, of which a connection may have a tenth.
 *   **Keys of callers**, of a file or of the admin plane, if they are asked for: see `CallerKeys`.
 
-Requests for health, readiness and metrics are always let in: a node that is busy is not dead.
+Requests for health, readiness and metrics are always let in: a node that is busy is not dead. The API reference needs
+no key, and waits its turn.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from headgate.clock import Clock, SystemClock
 from headgate.core.errors import UsageError
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
+from headgate.reference.pages import PATHS as REFERENCE
 from headgate.server.wire.admission import NotAdmitted
 from headgate.server.wire.grpc.calls import StatusCode
 from headgate.server.wire.messages import NOBODY, Headers, Peer
@@ -46,6 +48,7 @@ EXEMPT: Final = frozenset(
         b"/grpc.health.v1.Health/Watch",
     }
 )
+_KEYLESS: Final = frozenset({path.encode() for path in REFERENCE})
 CALLER_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
 """Where callers send their keys."""
 _LONGEST_FILE = 1_048_576
@@ -139,7 +142,7 @@ class AdmissionController:
         """Decide about a request that cannot be let in without a closer look."""
         if path in EXEMPT:
             return None
-        if self.keys is not None and not connection.is_known(self.keys(), headers):
+        if self.keys is not None and not connection.is_known(self.keys(), headers) and path not in _KEYLESS:
             return UNKNOWN_CALLER
         if self.in_flight >= self._most_in_flight:
             return self._refuse(path, TOO_MUCH)

@@ -26,6 +26,7 @@ from headgate.observe.workers import Slice, Slots
 from headgate.server import authz, rls, rpc
 from headgate.server.admission import CALLER_HEADERS, AdmissionController
 from headgate.server.api.forward_auth import ForwardAuth
+from headgate.server.api.pages import reference_pages
 from headgate.server.api.questions import Timestamps
 from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, REFUND, RESET, RULES, application, statuses_of
 from headgate.server.configuration import Configuration
@@ -259,6 +260,7 @@ class Node:
             timestamps=self._timestamps,
             admit_more=self._admission.admit_more,
             others={b"/json": as_json, b"/json/explain": as_json.explain, b"/rlconfig": as_json.configuration},
+            reference=reference_pages() if settings.http_docs else {},
         )
 
     def _grpc(self) -> Methods:

@@ -119,6 +119,7 @@ class Settings:
         False, "ON", "the admin plane needs no TLS, since something else encrypts: on or off"
     )
     grpc_reflection: bool = _option(True, "ON", "clients may ask which services there are: on or off")
+    http_docs: bool = _option(True, "ON", "the reference of the HTTP API is at /docs: on or off")
     tls_cert: str = _option("", "FILE", "the certificate chain (PEM): TLS on both ports")
     tls_key: str = _option("", "FILE", "its private key (PEM)")
     client_ca: str = _option("", "FILE", "authorities (PEM) of client certificates, which are demanded then")

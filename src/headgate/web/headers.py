@@ -401,3 +401,8 @@ def _checked_reason(reason: str) -> str:
     if not _REASON.fullmatch(reason):
         raise InvalidHeader(f"a degraded reason has 1 to 64 of A-Z a-z 0-9 _ . : / -, unlike {short(reason)}")
     return reason
+
+
+def matches(sent: str, etag: str) -> bool:
+    """Whether what a client has, by its If-None-Match, is what has this ETag."""
+    return any(each.strip().removeprefix("W/") in {"*", etag} for each in sent.split(",") if each.strip())

@@ -1,20 +1,24 @@
 """Pages for those who watch over a node.
 
 ``/healthz`` says that the process lives, ``/readyz`` (and ``/healthcheck``) that it should be asked; ``/metrics`` and
-``/hotkeys`` show what it has counted.
+``/hotkeys`` show what it has counted; ``/docs`` is the reference of the API.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
 
 from headgate.observe.recorder import Recorder
 from headgate.observe.workers import wants_openmetrics
+from headgate.reference.decision_api import document
+from headgate.reference.pages import ReferenceFile, reference_files
 from headgate.server.readiness import Readiness
-from headgate.server.wire.messages import HttpRequest, HttpResponse
+from headgate.server.wire.messages import Fields, Handler, HttpRequest, HttpResponse
 
 _REST = 3.0
 """How many times as long as a page took nobody gets another one: so pages take a quarter of the time at most."""
@@ -88,3 +92,18 @@ class MetricsPages:
                 return await loop.run_in_executor(None, self._recorder.metrics, accept)
             finally:
                 self._rest_until = loop.time() + _REST * (loop.time() - began)
+
+
+def reference_pages() -> Mapping[bytes, Handler]:
+    """Return what answers the paths of the API reference, all of which is read now."""
+    return {
+        path.encode(): partial(
+            _reference, file, tuple((name.encode(), value.encode()) for name, value in file.headers.items())
+        )
+        for path, file in reference_files(document()).items()
+    }
+
+
+def _reference(file: ReferenceFile, fields: Fields, request: HttpRequest) -> HttpResponse:
+    status, body = file.answer((request.header(b"if-none-match") or b"").decode("latin-1"))
+    return HttpResponse(status, body, fields)

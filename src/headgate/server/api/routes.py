@@ -36,6 +36,7 @@ def application(
     timestamps: Timestamps | None = None,
     reset_format: str = "epoch",
     others: Mapping[bytes, Handler] = _NO_HANDLERS,
+    reference: Mapping[bytes, Handler] = _NO_HANDLERS,
     admit_more: AdmitMore = admit_any,
 ) -> Handler:
     """Return what answers all that is asked over HTTP.
@@ -47,6 +48,7 @@ def application(
         timestamps: what clients' timestamps may be.
         reset_format: of X-RateLimit-Reset in answers to checks, see `ResponseHeaders`.
         others: what answers other paths, whatever the method, such as ``/json``.
+        reference: what answers the paths of the API reference.
         admit_more: asked whether so many questions of a batch beyond the first are let in.
     """
     answers = CheckAnswers(reset_format, decisions.engine.refusal_of)
@@ -66,6 +68,7 @@ def application(
         b"/metrics": (_GET, pages.metrics),
         b"/hotkeys": (_GET, pages.hot_keys),
         **{path: (None, handler) for path, handler in others.items()},
+        **{path: (_GET, handler) for path, handler in reference.items()},
     }
     return _Router(routes).answer
 

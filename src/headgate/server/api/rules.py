@@ -20,6 +20,7 @@ from headgate.engine import AsyncEngine
 from headgate.policy.compiled import Policy
 from headgate.policy.dumping import to_data
 from headgate.server.wire.messages import Fields, HttpRequest, HttpResponse
+from headgate.web.headers import matches
 
 _JSON = (b"content-type", b"application/json")
 _PRIVATE = (b"cache-control", b"private, no-cache")
@@ -61,11 +62,6 @@ class RulesPages:
         if matches((request.header(b"if-none-match") or b"").decode("latin-1"), document.etag):
             return HttpResponse(304, b"", fields)
         return HttpResponse(200, document.body, (_JSON, *fields))
-
-
-def matches(sent: str, etag: str) -> bool:
-    """Whether what a client has, by its If-None-Match, is what has this ETag."""
-    return any(each.strip().removeprefix("W/") in {"*", etag} for each in sent.split(",") if each.strip())
 
 
 def _written(policy: Policy) -> RulesDocument:

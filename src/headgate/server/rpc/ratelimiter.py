@@ -15,12 +15,13 @@ from headgate.policy.request import InvalidRequest, UnknownRule
 from headgate.protos import framed, message_class
 from headgate.server.api.checks import MOST, RecurringChecks, UnderstoodCheck, named, outcome_of
 from headgate.server.api.questions import CheckQuestion, Timestamps, key_in
-from headgate.server.api.rules import RulesPages, matches
+from headgate.server.api.rules import RulesPages
 from headgate.server.decisions import Decisions
 from headgate.server.rpc.answers import RpcAnswers
 from headgate.server.wire import eager
 from headgate.server.wire.admission import AdmitMore, admit_any
 from headgate.server.wire.grpc.calls import RpcError, StatusCode, UnaryCall, UnaryMethod, answer_of
+from headgate.web.headers import matches
 
 SERVICE = "headgate.v1.RateLimiter"
 APIS = {

@@ -1,4 +1,4 @@
-"""The decision plane's part of the OpenAPI document says what docs/api.md says, and what a service answers."""
+"""The OpenAPI document of the decision plane says what docs/api.md says, and what a service answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 from jsonschema import Draft202012Validator
 
-from headgate.admin import decision_paths
-from headgate.admin.api import document
+from headgate.reference import decision_api
+from headgate.reference.decision_api import document
 from headgate.web.apikey import digest
 from tests.server.process.service import SECONDS, Service, service
 from tests.servers import until
@@ -63,8 +63,9 @@ class Checked:
     def __call__(self, path: str, answer: Answer, *statuses: int) -> Answer:
         assert answer.status in statuses, (path, answer)
         self.seen.add((path, answer.status))
-        operation = next(item for method, item in self._found["paths"][path].items() if method != "servers")
-        content = operation["responses"][str(answer.status)].get("content", {})
+        (operation,) = self._found["paths"][path].values()
+        found = operation["responses"][str(answer.status)]
+        content = self._found["components"]["responses"].get(found.get("$ref", "")[-3:], found).get("content", {})
         assert (answer.kind in content) is bool(content), (path, answer)
         if content and "json" in answer.kind:
             schema = {**content[answer.kind]["schema"], "components": self._found["components"]}
@@ -88,9 +89,8 @@ def test_a_service_answers_all_that_is_documented_and_as_it_is(tmp_path: Path) -
         ask_too_often(running.started(), checked)
     documented = {
         (path, int(status))
-        for path in decision_paths.PATHS
-        for method, operation in found["paths"][path].items()
-        if method != "servers"
+        for path in decision_api.PATHS
+        for operation in found["paths"][path].values()
         for status in operation["responses"]
     }
     assert documented - checked.seen == {("/readyz", 503), ("/healthcheck", 503)}
@@ -166,15 +166,15 @@ def test_people_and_programs_are_told_of_the_same_paths() -> None:
     table = DOCS.read_text().partition("\n\n## ")[0]
     first_cells = re.findall(r"^\| (`/[^|]*) \|", table, re.MULTILINE)
     paths = {path for cell in first_cells for path in re.findall(r"`([^`]+)`", cell)}
-    assert paths == set(decision_paths.PATHS)
+    assert paths == set(decision_api.PATHS)
 
 
 def test_people_and_programs_are_told_of_the_same_members() -> None:
     section = DOCS.read_text().partition("\n## Check\n")[2].partition("\n### By rule")[0]
     first_cells = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
     members = {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
-    canonical = decision_paths.COMPONENTS["question"]["anyOf"][0]["properties"]
-    answered = decision_paths.COMPONENTS["decision"]
+    canonical = decision_api.COMPONENTS["question"]["anyOf"][0]["properties"]
+    answered = decision_api.COMPONENTS["decision"]
     assert members == {*canonical, *answered["required"], "refusal"}
     assert set(answered["properties"]) - set(answered["required"]) == {"charge", "exact", "refusal"}
 
