@@ -14,6 +14,9 @@ from headgate import Limiter
 limiter = Limiter("2/minute")
 assert [limiter.check("ada").allowed for _ in range(3)] == [True, True, False]')
   "$work/plain/bin/pip" install --quiet "$package[admin]"
+  (cd "$work" && plain/bin/python -c '
+from headgate.reference.pages import reference_files
+assert len(reference_files(b"{}")) == 6')
   (cd "$work" && plain/bin/headgate --version && plain/bin/headgate serve --check --http-port 0 --grpc-port 0)
   rm -rf "$work"/*
 done
