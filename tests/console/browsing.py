@@ -43,8 +43,8 @@ _WIDE = """() => {
 class Problems:
     """What went wrong in the pages of a test."""
 
-    def __init__(self, origin: str) -> None:
-        self._origins = {origin}
+    def __init__(self) -> None:
+        self._origins: set[str] = set()
         self._found: list[str] = []
         self._expected: list[str] = []
 
@@ -95,30 +95,34 @@ class Browsing:
     """Opens pages of a console, each in a context of its own: as by another person."""
 
     def __init__(self, browser: Browser, plane: Plane, problems: Problems) -> None:
-        self._browser, self.plane, self._problems = browser, plane, problems
+        self._browser, self._plane, self._problems = browser, plane, problems
         self._contexts: list[BrowserContext] = []
 
-    def open(self, role: str = "", *, javascript: bool = True, width: int = 1280, **options: Any) -> Page:
-        """Return an empty page, logged in with a key of a role if one is given."""
+    def open(
+        self, role: str = "", *, at: Plane | None = None, javascript: bool = True, width: int = 1280, **options: Any
+    ) -> Page:
+        """Return an empty page of a service, logged in with a key of a role if one is given."""
+        plane = at or self._plane
         context = self._browser.new_context(
-            base_url=self.plane.address,
+            base_url=plane.address,
             java_script_enabled=javascript,
             viewport={"width": width, "height": 800},
             reduced_motion="reduce",
             locale="en-GB",
+            permissions=["local-network-access"],  # what keeps other sites out has to be ours
             **options,
         )
         self._contexts.append(context)
         context.set_default_timeout(TIMEOUT)
+        self._problems.allow(plane.address)
         self._problems.watch(context)
         page = context.new_page()
         if role:
-            sessions = self.plane.sessions
-            if role in sessions:
-                context.add_cookies(sessions[role])
+            if role in plane.sessions:
+                context.add_cookies(plane.sessions[role])
             else:
-                log_in(page, self.plane.key(role))
-                sessions[role] = context.cookies()
+                log_in(page, plane.key(role))
+                plane.sessions[role] = context.cookies()
         return page
 
     def close(self) -> None:
@@ -156,6 +160,11 @@ def send_key(page: Page, key: str) -> None:
     page.locator("input[name=key]").fill(key)
     with page.expect_navigation():
         page.locator("form:has(input[name=key]) [type=submit]").click()
+
+
+def pretend(page: Page, url: str, html: str, **headers: str) -> None:
+    """Let a URL be this page, once, whoever owns it."""
+    page.route(url, lambda route: route.fulfill(body=html, content_type="text/html", headers=headers), times=1)
 
 
 def assert_accessible(page: Page) -> None:

@@ -26,9 +26,9 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def problems(plane: Plane) -> Iterator[Problems]:
+def problems() -> Iterator[Problems]:
     """What goes wrong in pages; a test says what it expects."""
-    found = Problems(plane.address)
+    found = Problems()
     yield found
     assert not found.unexpected
     assert not found.missing

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Page, Route
+from playwright.sync_api import Page
 
-from tests.console.browsing import Browsing, Problems, assert_accessible, assert_fits
+from tests.console.browsing import Browsing, Problems, assert_accessible, assert_fits, pretend
 
 STRICT = {"content-security-policy": "default-src 'self'"}
 
@@ -13,13 +13,8 @@ STRICT = {"content-security-policy": "default-src 'self'"}
 def show(page: Page, body: str, **headers: str) -> None:
     """Show a page of the service's origin."""
     html = f"<!DOCTYPE html><html lang=en><title>Made</title><main><h1>Made</h1>{body}</main>"
-
-    def fulfil(route: Route) -> None:
-        route.fulfill(body=html, content_type="text/html", headers=headers)
-
-    page.route("**/made", fulfil)
+    pretend(page, "**/made", html, **headers)
     page.goto("/made")
-    page.unroute("**/made")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,270 @@
+"""Who gets into the console, for how long, and what other sites can do with a browser that is logged in: nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from headgate.admin.tables import epoch_us
+from tests.console.browsing import Browsing, Problems, log_in, pretend, send_key
+from tests.console.planes import Plane, running_plane
+from tests.server.process.service import SECONDS
+
+COOKIE = "headgate_session"
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+HOUR_US = 3_600_000_000
+
+
+def token_of(page: Page) -> str:
+    """Return the session of a page; empty if it has none."""
+    return "".join(str(each.get("value")) for each in page.context.cookies() if each.get("name") == COOKIE)
+
+
+def csrf_of(page: Page) -> str:
+    return page.locator("input[name=csrf]").first.get_attribute("value") or ""
+
+
+def send(plane: Plane, method: str, path: str, token: str, body: str = "", **headers: str) -> httpx.Response:
+    """Send a request as a browser would that has this session, but for what is odd about it."""
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    own = {**FORM, "cookie": f"{COOKIE}={token}", "accept": "text/html"}
+    return httpx.request(method, f"{plane.address}{path}", content=body, headers={**own, **sent}, timeout=SECONDS)
+
+
+def is_in(plane: Plane, token: str) -> bool:
+    """Return whether a session is good."""
+    answer = send(plane, "GET", "/about", token)
+    assert answer.status_code in {200, 303}, answer.text
+    return answer.status_code == 200
+
+
+@pytest.fixture
+def own(plane: Plane) -> dict[str, Any]:
+    """A key that this test may revoke, and log out everywhere."""
+    return plane.new_key("editor")
+
+
+class TestLogIn:
+    @pytest.mark.parametrize("role", ["viewer", "editor", "admin"])
+    def test_each_role_gets_a_session_that_scripts_and_other_sites_cannot_have(
+        self, plane: Plane, page: Page, role: str
+    ) -> None:
+        log_in(page, plane.key(role))
+        expect(page.get_by_role("navigation").first).to_be_visible()
+        (cookie,) = page.context.cookies()
+        kept = {name: cookie.get(name) for name in ("name", "httpOnly", "sameSite", "path", "secure")}
+        assert kept == {"name": COOKIE, "httpOnly": True, "sameSite": "Strict", "path": "/", "secure": False}
+        assert 0 < cookie.get("expires", 0) <= time.time() + 12 * 3600 + 60
+        assert len(token_of(page)) >= 32
+        assert plane.key(role) not in (token_of(page) + page.content() + page.url + plane.complained + plane.said)
+
+    def test_a_cookie_goes_over_tls_alone_where_the_log_in_did(self, plane: Plane) -> None:
+        host = plane.address.removeprefix("http://")
+        behind = {"origin": f"https://{host}", "sec_fetch_site": "same-origin"}
+        answer = send(plane, "POST", "/login", "", f"key={plane.key('viewer')}", **behind)
+        assert answer.status_code == 303
+        assert "secure" in answer.headers["set-cookie"].lower()
+
+    @pytest.mark.parametrize(
+        "key", ["x", "hg_0123456789ab_" + "x" * 43, "<script>alert(1)</script>", "ключ", "a" * 9999]
+    )
+    def test_a_wrong_key_gets_none(self, page: Page, key: str) -> None:
+        send_key(page, key)
+        assert page.url.endswith("/login")
+        expect(page.get_by_role("alert")).to_contain_text("not good")
+        expect(page.locator("input[name=key]")).to_have_value("")
+        assert not page.context.cookies()
+
+    def test_a_key_of_the_decision_plane_gets_none(self, plane: Plane, page: Page) -> None:
+        send_key(page, plane.key("check"))
+        expect(page.get_by_role("alert")).to_contain_text("decision plane")
+        assert not page.context.cookies()
+
+    def test_it_leads_to_the_page_that_was_asked_for(self, plane: Plane, page: Page) -> None:
+        page.goto("/rules?offset=0")
+        assert "/login" in page.url
+        page.locator("input[name=key]").fill(plane.key("viewer"))
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/rules?offset=0")
+
+    @pytest.mark.parametrize(
+        "place", ["//192.0.2.1/", "http://192.0.2.1/", "/\\192.0.2.1", "javascript:alert(1)", "/\t/192.0.2.1", "/login"]
+    )
+    def test_it_leads_nowhere_else(self, plane: Plane, place: str) -> None:
+        form = httpx.QueryParams({"key": plane.key("viewer"), "next": place})
+        answer = send(plane, "POST", "/login", "", str(form))
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        asked = httpx.QueryParams({"next": place})
+        answer = send(plane, "GET", f"/login?{asked}", "")
+        assert answer.status_code == 400 or place not in answer.text or place == "/login"
+
+    def test_a_session_that_somebody_else_chose_is_none(self, plane: Plane, page: Page) -> None:
+        page.context.add_cookies([{"name": COOKIE, "value": "chosen" * 8, "url": plane.address}])
+        page.goto("/about")
+        assert "/login" in page.url
+        log_in(page, plane.key("viewer"))
+        assert token_of(page) != "chosen" * 8
+        assert is_in(plane, token_of(page))
+        assert not is_in(plane, "chosen" * 8)
+
+    def test_guessing_is_slowed_down_and_who_is_logged_in_goes_on(self, browsing: Browsing) -> None:
+        with running_plane(constants={"headgate.admin.security.FAILURES": "10/day"}) as plane:
+            inside = browsing.open(at=plane)
+            log_in(inside, plane.key("viewer"))
+            unused = plane.new_key("viewer")["key"]
+            statuses = [send(plane, "POST", "/login", "", f"key=guess{number}").status_code for number in range(12)]
+            assert statuses == [401] * 10 + [429] * 2
+            page = browsing.open(at=plane)
+            send_key(page, unused)
+            expect(page.get_by_role("alert")).to_contain_text("too many")
+            inside.goto("/about")
+            assert inside.url.endswith("/about")
+
+
+class TestEnd:
+    def test_log_out_ends_the_session_for_good(self, plane: Plane, page: Page) -> None:
+        log_in(page, plane.key("viewer"))
+        page.goto("/rules")
+        token = token_of(page)
+        log_out(page)
+        assert not page.context.cookies()
+        assert not is_in(plane, token)
+        page.go_back()
+        page.wait_for_url("**/login**")
+
+    def test_log_out_everywhere_ends_all_of_a_key_and_none_of_another(
+        self, plane: Plane, browsing: Browsing, own: dict[str, Any]
+    ) -> None:
+        pages = [browsing.open() for _ in range(3)]
+        for each, key in zip(pages, (own["key"], own["key"], plane.key("viewer")), strict=True):
+            log_in(each, key)
+        log_out(pages[0], everywhere=True)
+        assert [is_in(plane, token_of(each)) for each in pages] == [False, False, True]
+        pages[1].goto("/rules")
+        assert "/login" in pages[1].url
+
+    def test_a_key_that_is_revoked_ends_its_sessions(self, plane: Plane, page: Page, own: dict[str, Any]) -> None:
+        log_in(page, own["key"])
+        plane.ask("DELETE", f"/keys/{own['id']}")
+        page.goto("/rules")
+        assert "/login" in page.url
+
+    @pytest.mark.parametrize("column", ["seen_at", "created_at"])
+    def test_time_ends_it(self, plane: Plane, page: Page, own: dict[str, Any], column: str) -> None:
+        hours = {"seen_at": 1, "created_at": 12}[column]
+        log_in(page, own["key"])
+        for passed, where in ((hours - 0.5, "/rules"), (hours, "/login")):
+            with closing(sqlite3.connect(plane.file, timeout=SECONDS)) as connection, connection:
+                aged = f"UPDATE sessions SET {column} = ? WHERE key_id = ?"  # noqa: S608
+                assert connection.execute(aged, (epoch_us() - int(passed * HOUR_US), own["id"])).rowcount == 1
+            page.goto("/rules")
+            assert where in page.url.partition("?")[0]
+
+
+class TestOtherSites:
+    """SameSite keeps no other port of a host away: another program of this machine is as near as a page of ours."""
+
+    @pytest.mark.parametrize("site", ["http://127.0.0.1:9", "http://evil.example"])
+    def test_a_form_of_another_site_does_nothing(
+        self, plane: Plane, browsing: Browsing, problems: Problems, site: str
+    ) -> None:
+        page = browsing.open("viewer")
+        page.goto("/about")
+        for field in ("", f"<input name=csrf value='{csrf_of(page)}'>"):
+            problems.allow(site)
+            html = f"<form method=post action='{plane.address}/logout'>{field}</form>"
+            html += "<script>document.forms[0].submit()</script>"
+            pretend(page, f"{site}/", html)
+            with page.expect_response("**/logout") as answered:
+                page.goto(f"{site}/")
+            assert answered.value.status in {200, 303, 403}  # without a cookie it is sent to log in
+        assert is_in(plane, token_of(page))
+
+    def test_scripts_of_another_site_read_nothing(self, plane: Plane, browsing: Browsing, problems: Problems) -> None:
+        page = browsing.open("admin")
+        site = "http://127.0.0.1:9"
+        problems.allow(site)
+        problems.expect(r"CORS policy|ERR_FAILED|status 401")
+        pretend(page, f"{site}/", "<!doctype html>")
+        page.goto(f"{site}/")
+        for path in ("/", "/rules", "/api/v1/keys"):
+            asked = "url => fetch(url, {credentials: 'include'}).then(answer => answer.text(), () => 'refused')"
+            assert page.evaluate(asked, plane.address + path) == "refused"
+
+    def test_no_other_site_frames_a_page(self, plane: Plane, browsing: Browsing, problems: Problems) -> None:
+        page = browsing.open("admin")
+        site = "http://127.0.0.1:9"
+        problems.allow(site)
+        problems.expect("frame-ancestors|ERR_BLOCKED_BY_RESPONSE")
+        html = f"<iframe src='{plane.address}/rules'></iframe><iframe src='{plane.address}/login'></iframe>"
+        pretend(page, f"{site}/", html)
+        page.goto(f"{site}/")
+        assert [frame.url for frame in page.frames[1:]] == ["chrome-error://chromewebdata/"] * 2
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"origin": "http://evil.example"},
+            {"origin": "http://127.0.0.1:9"},
+            {"origin": "null"},
+            {"sec_fetch_site": "cross-site"},
+            {"sec_fetch_site": "same-site"},
+            {"sec_fetch_site": "odd"},
+        ],
+    )
+    def test_what_comes_from_elsewhere_is_refused_even_with_the_token(
+        self, plane: Plane, browsing: Browsing, headers: dict[str, str]
+    ) -> None:
+        page = browsing.open("viewer")
+        page.goto("/about")
+        assert send(plane, "POST", "/logout", token_of(page), f"csrf={csrf_of(page)}", **headers).status_code == 403
+        assert send(plane, "POST", "/login", "", f"key={plane.key('viewer')}", **headers).status_code == 403
+        assert is_in(plane, token_of(page))
+
+
+class TestForms:
+    def test_a_form_needs_the_token_of_its_own_session(self, plane: Plane, browsing: Browsing) -> None:
+        page, other = browsing.open("viewer"), browsing.open("editor")
+        page.goto("/about")
+        other.goto("/about")
+        assert csrf_of(page) not in {"", csrf_of(other), token_of(page)}
+        for body in ("", "csrf=", "csrf=x", f"csrf={csrf_of(other)}", "csrf=%FF", f"csrf=x&csrf={csrf_of(other)}"):
+            answer = send(plane, "POST", "/logout", token_of(page), body)
+            assert answer.status_code in {400, 403}, body
+            assert answer.headers["content-type"].startswith("text/html")
+        for kind in ("text/plain", "application/json", "multipart/form-data; boundary=x", ""):
+            answer = send(plane, "POST", "/logout", token_of(page), f"csrf={csrf_of(page)}", content_type=kind)
+            assert answer.status_code == 415, kind
+        assert send(plane, "POST", f"/logout?csrf={csrf_of(page)}", token_of(page)).status_code == 403
+        assert is_in(plane, token_of(page))
+
+    def test_nothing_but_a_form_changes_anything(self, plane: Plane, browsing: Browsing) -> None:
+        token = token_of(browsing.open("admin"))
+        assert send(plane, "GET", "/logout", token).status_code == 405
+        assert send(plane, "HEAD", "/about", token).status_code == 200
+        for method in ("PUT", "PATCH", "DELETE", "TRACE"):
+            assert send(plane, method, "/about", token).status_code in {403, 405, 415}
+        assert is_in(plane, token)
+
+    def test_the_rest_api_takes_no_cookie(self, plane: Plane, browsing: Browsing) -> None:
+        page = browsing.open("admin")
+        page.goto("/about")
+        for headers in ({}, {"sec_fetch_site": "same-origin"}, {"x_csrf_token": csrf_of(page)}):
+            for method, path in (("GET", "rules"), ("GET", "keys"), ("PUT", "rules/x"), ("POST", "apply")):
+                answer = send(plane, method, f"/api/v1/{path}", token_of(page), f"csrf={csrf_of(page)}", **headers)
+                assert answer.status_code == 401
+                assert answer.headers["content-type"] == "application/problem+json"
+
+
+def log_out(page: Page, *, everywhere: bool = False) -> None:
+    page.goto("/about")
+    me = page.locator("details.me")
+    me.locator("summary").click()
+    me.get_by_role("button", name="Log out everywhere" if everywhere else "Log out", exact=True).click()
+    page.wait_for_url("**/login")
