@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Request, Response, get, post
+from litestar.params import FromQuery
 from litestar.response import Redirect
 
 from headgate.admin.console.forms import Form, actor_of, form_of
@@ -113,7 +114,7 @@ async def _consumers(
 
 
 @get("/consumer", opt=VIEWER)
-async def consumer(request: _WebRequest, admin: Admin, name: str) -> Response[str]:
+async def consumer(request: _WebRequest, admin: Admin, name: FromQuery[str]) -> Response[str]:
     """Show a consumer and its keys."""
     return await _consumer(request, admin, name)
 

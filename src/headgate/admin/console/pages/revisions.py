@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Request, Response, get, post
+from litestar.params import FromQuery
 from litestar.response import Redirect
 
 from headgate.admin.console.forms import actor_of, form_of, number_of
@@ -25,7 +26,9 @@ async def revisions(request: Request[Any, Any, Any], admin: Admin, offset: Offse
 
 
 @get("/revision", opt=VIEWER)
-async def revision(request: Request[Any, Any, Any], admin: Admin, n: int, offset: Offset = 0) -> Response[str]:
+async def revision(
+    request: Request[Any, Any, Any], admin: Admin, n: FromQuery[int], offset: Offset = 0
+) -> Response[str]:
     """Show what a revision changed."""
     found, (newest, late) = await admin.changes.revision(n, offset, _ROWS), await admin.reports.behind(0)
     known: dict[str, Any] = {"found": found, "newest": newest, "late": late, "offset": offset, "rows": _ROWS}
@@ -33,7 +36,7 @@ async def revision(request: Request[Any, Any, Any], admin: Admin, n: int, offset
 
 
 @get("/undo", opt=EDITOR)
-async def undo_page(request: Request[Any, Any, Any], admin: Admin, n: int) -> Response[str]:
+async def undo_page(request: Request[Any, Any, Any], admin: Admin, n: FromQuery[int]) -> Response[str]:
     """Show what an undo would change, and which later changes stand in its way."""
     return await _undo_page(request, admin, n, force="force" in request.query_params)
 
