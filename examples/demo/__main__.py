@@ -26,6 +26,8 @@ from examples.demo.story import Story, publish
 from examples.demo.traffic import Traffic
 
 ROLES = ("viewer", "editor", "admin")
+GRACE = 60.0
+"""Seconds for which an event that has not shown yet may last longer; whoever plays with the rules may prevent it."""
 GUIDE = """\
 
 The console is at {console}
@@ -79,7 +81,7 @@ class Demo:
         traffic = Traffic(self._company, urls, known["partners"])
         self._stack.callback(traffic.close)
         team = {name: Colleague(admin, key) for name, key in known["team"].items()}
-        story = Story(team, traffic, redis, self._say)
+        story = Story(team, self._company.free[1], traffic, redis, self._say)
         self._stack.callback(_healed, story)
         places = [{"http": node.http, "admin": node.admin} for node in nodes]
         known |= {"console": console, "customer": customer, "nodes": places}
@@ -154,7 +156,7 @@ class Demo:
         while True:
             for moment in story.round():
                 due = round_began + moment.second / speed
-                while time.monotonic() < due or not moment.has_shown():
+                while time.monotonic() < due or (time.monotonic() < due + GRACE and not moment.has_shown()):
                     traffic.pause()
                     if time.monotonic() > ends:
                         return
@@ -190,7 +192,8 @@ def _interrupt(_: int, __: FrameType | None) -> None:
 
 def main() -> int:
     options = _options()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for ending in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in what a shell starts in the background
+        signal.signal(ending, _interrupt)
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         stack.callback(print, "ended", flush=True)
         try:

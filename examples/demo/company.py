@@ -100,6 +100,11 @@ class Company:
         tiers = steady.choices(("free", "pro", "enterprise"), (76, 20, 4), k=USERS)
         self.tiers = {user: tier for user, tier in zip(self.users, tiers, strict=True) if tier != "free"}
 
+    @property
+    def free(self) -> list[str]:
+        """The users of the tier free, those first who request most."""
+        return [user for user in self.users if user not in self.tiers]
+
     def call(self) -> Call:
         """Return somebody's request."""
         random = self._random

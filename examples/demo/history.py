@@ -22,7 +22,7 @@ from headgate.admin import refusals, usage, what_if
 from headgate.admin.database import Database
 from headgate.admin.usage import UsageBatch
 from headgate.engine import RuleDecision
-from headgate.observe.principal_use import WindowUse, measured_window
+from headgate.observe.principal_use import WindowUse, measured_window, passed_over
 from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED
 from headgate.observe.refusals import Refusal
 from headgate.policy.prepared import rule_id_of
@@ -32,7 +32,7 @@ from headgate.testing import ManualClock
 MINUTE_US, HOUR_US, DAY_US = 60_000_000, 3_600_000_000, 86_400_000_000
 COARSE = 10
 """Minutes that are written as one before the last day."""
-_APART = 8 * MINUTE_US
+_APART = 30 * MINUTE_US
 """Between two windows of which it is written what principals asked for. Each stands for those until the next one."""
 _SAMPLE = 16
 """Principals of such a window that are written, at most twice as many: a sample, as services take them, too."""
@@ -49,7 +49,7 @@ class Minute(NamedTuple):
     counts: Mapping[tuple[str, str], int]
     """How often, by rule and outcome."""
     uses: Mapping[tuple[str, int, int], list[int]]
-    """Units of each principal, by rule, length of the window in microseconds, and limit in force."""
+    """Units of each principal, in each window if these are short, by rule, length of the window, and limit in force."""
     refused: Counter[Refusal]
     """How often whom; with a time and a count of 0."""
 
@@ -75,7 +75,7 @@ class Past:
                 until = min(at + HOUR_US, now - MINUTE_US)
                 step = MINUTE_US if now - at <= DAY_US + HOUR_US else COARSE * MINUTE_US
                 batches = [self._batch(each, step, now) for each in range(at, until, step)]
-                batches[0] = batches[0]._replace(uses=list(self._uses(at, until, now)))
+                batches[0] = batches[0]._replace(uses=list(self._uses(at, until)))
                 await usage.add(database, "demo-usage", batches, at)  # as if it came in time
                 some = self._refusals(at, now)
                 if some:
@@ -95,19 +95,19 @@ class Past:
         self._sequence += 1
         return UsageBatch(self._sequence, at, {key: count for key, count in counts.items() if count > 0})
 
-    def _uses(self, at: int, until: int, now: int) -> Iterator[WindowUse]:
+    def _uses(self, at: int, until: int) -> Iterator[WindowUse]:
         """Return what principals asked for in windows that begin in an hour."""
         random = self._random
-        for (rule, window, limit), units in self._minute(at, now)[1].uses.items():
+        for (rule, window, limit), units in self._ordinary.uses.items():
             apart, asking = max(_APART, window), units
-            everybody = len(units) * apart / MINUTE_US * busyness(at / 1_000_000)
+            everybody = len(units) * apart / MINUTE_US * busyness(at / 1_000_000) / passed_over(window)
             if window > MINUTE_US:  # few ask twice in the minute that was decided, but many in such a window
                 asking = [1 + int(random.expovariate(0.5)) for _ in range(200)]
                 everybody *= sum(units) / len(units) * len(asking) / sum(asking)
             level = max(0, int(everybody / _SAMPLE).bit_length() - 1)
             for begin in range(-(-at // apart) * apart, until, apart):
                 count = round(everybody / 2**level + random.random() - 0.5)
-                chosen = random.choices(asking, k=count)
+                chosen = [asking[int((place + random.random()) * len(asking) / count)] for place in range(count)]
                 shown = {random.getrandbits(_PRINCIPAL_BITS - level): each for each in chosen}
                 yield WindowUse(rule, window, limit, begin, level, shown)
 
@@ -129,7 +129,7 @@ class Past:
 
 def _decided(rules: str, random: Random, abuse: int) -> Minute:
     """Let an engine decide a minute of requests, of which `abuse` in a second are the abuser's."""
-    clock, company = ManualClock(), Company(random)
+    clock, company = ManualClock(ManualClock.START // MINUTE_US * MINUTE_US), Company(random)
     counts: Counter[tuple[str, str]] = Counter()
     refused: Counter[Refusal] = Counter()
     units: defaultdict[tuple[str, int, int], Counter[object]] = defaultdict(Counter)
@@ -150,9 +150,10 @@ def _decided(rules: str, random: Random, abuse: int) -> Minute:
                 if isinstance(ruling.selection, Selection):
                     for limits in (ruling.selection.enforced, *ruling.selection.shadow):
                         for one in limits.plan:
-                            key = rule_id_of(one.space), measured_window(one.quota), one.quota.limit
-                            units[key][one.principal] += 1
-    return Minute(counts, {key: list(found.values()) for key, found in units.items() if key[1]}, refused)
+                            window = measured_window(one.quota)
+                            which = clock.now() // window if 0 < window < MINUTE_US else 0
+                            units[rule_id_of(one.space), window, one.quota.limit][one.principal, which] += 1
+    return Minute(counts, {key: sorted(found.values()) for key, found in units.items() if key[1]}, refused)
 
 
 def _refusal(call: Call, limit: RuleDecision) -> Refusal:

@@ -6,12 +6,11 @@ the audit trail read as those of a team.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -85,13 +84,17 @@ def publish(admin: Colleague, company: Company) -> tuple[dict[str, str], dict[st
         made = mei.ask("POST", "consumers", {"name": name, "tier": "enterprise"}, reason="Partner programme")
         keys[name] = made["key"]
     mei.ask("PATCH", "rules/partners", {"burst": 40}, reason="Nightly jobs of partners come in bursts")
-    free = [user for user in company.users if user not in company.tiers]
+    free = company.free
     override = {"rule_id": "search-user", "limit": 200}
     mei.ask("POST", f"users/{free[0]}/override", override, reason="Ticket 1871: moves to pro next month")
-    ends = datetime.now(UTC).replace(microsecond=0) + timedelta(minutes=4)
-    soon = {"rule_id": "search-user", "limit": 90, "until": ends.isoformat().replace("+00:00", "Z")}
-    grace.ask("POST", f"users/{free[1]}/override", soon, reason="Ticket 1902: a migration, until it is done")
+    grace.ask("POST", f"users/{free[1]}/override", _for_minutes(4), reason="Ticket 1902: a migration")
     return team, keys
+
+
+def _for_minutes(minutes: int) -> dict[str, Any]:
+    """Return an override that ends soon."""
+    ends = datetime.now(UTC).replace(microsecond=0) + timedelta(minutes=minutes)
+    return {"rule_id": "search-user", "limit": 90, "until": ends.isoformat().replace("+00:00", "Z")}
 
 
 class Story:
@@ -99,14 +102,21 @@ class Story:
 
     Args:
         team: who publishes and undoes.
+        customer: who gets more for a while.
         traffic: of which the events make more.
         redis: which fails; None: it is not there.
         say: shows a line in the terminal.
     """
 
     def __init__(
-        self, team: dict[str, Colleague], traffic: Traffic, redis: Redis | None, say: Callable[[str], None]
+        self,
+        team: dict[str, Colleague],
+        customer: str,
+        traffic: Traffic,
+        redis: Redis | None,
+        say: Callable[[str], None],
     ) -> None:
+        self._customer = customer
         self._linus, self._ada = team["Linus"], team["Ada"]
         self._traffic, self._redis, self._say = traffic, redis, say
 
@@ -122,6 +132,8 @@ class Story:
         yield from self._bad_publish()
         self._traffic.is_abused = False
         say("the abuser has left")
+        yield Moment(140)
+        self._override()
         yield Moment(150)
         say("the nightly job of the partner globex runs wild. See the rule partners")
         self._traffic.is_noisy = True
@@ -148,17 +160,32 @@ class Story:
         with suppress(Refused):
             self._linus.ask("PATCH", "rules/orders-user", {"limit": BAD}, "Round numbers")
         say(f"a colleague's mistake: orders-user allows {BAD} a minute instead of 600. Open Revisions, and undo it")
-        began = time.monotonic()
-        yield Moment(130, lambda: seen["denied:orders-user"] > denied or time.monotonic() > began + 60)
-        say(self.undo() or "somebody has undone it. Thank you")
+        for second in range(74, 130, 4):
+            yield Moment(second)
+            if not self._bad_revision():
+                say("somebody has undone it. Thank you")
+                return
+        yield Moment(130, lambda: seen["denied:orders-user"] > denied)
+        self.undo()
 
-    def undo(self) -> str:
-        """Undo the bad publish if nobody did; says that it did."""
-        newest = self._ada.ask("GET", "rules/orders-user/versions")["items"][0]
-        if not newest["body"] or newest["body"].get("limit") != BAD:
-            return ""
-        path = f"revisions/{newest['revision']}/undo"
-        with suppress(Refused):  # somebody was quicker
-            self._ada.ask("POST", path, reason="Customers cannot order: 6 a minute should have been 600")
-            return f"nobody undid it, so Ada has undone revision {newest['revision']}"
-        return ""
+    def undo(self) -> None:
+        """Undo the bad publish if nobody did."""
+        revision = self._bad_revision()
+        if revision:
+            with suppress(Refused):  # somebody was quicker
+                reason = "Customers cannot order: 6 a minute should have been 600"
+                self._ada.ask("POST", f"revisions/{revision}/undo", reason=reason)
+                self._say(f"nobody undid it, so Ada has undone revision {revision}")
+
+    def _bad_revision(self) -> int:
+        """Return the revision that is to be undone; 0: there is none."""
+        with suppress(Refused):
+            newest = self._ada.ask("GET", "rules/orders-user/versions")["items"][0]
+            if newest["body"] and newest["body"].get("limit") == BAD:
+                return int(newest["revision"])
+        return 0
+
+    def _override(self) -> None:
+        """Give a customer more for a few minutes."""
+        with suppress(Refused):
+            self._ada.ask("POST", f"users/{self._customer}/override", _for_minutes(3), "Ticket 1902: a migration")

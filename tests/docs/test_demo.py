@@ -20,6 +20,7 @@ from tests.servers import until
 ROOT = Path(__file__).parents[2]
 SECONDS = 300
 """How long a test waits for what should come soon."""
+WITHOUT_REDIS = {"PATH": "/nowhere"}
 COMMAND = [sys.executable, "-W", "error", "-m", "examples.demo", "--any-port"]
 
 
@@ -116,14 +117,14 @@ def test_all_that_is_announced_can_be_seen(tmp_path: Path) -> None:
 
 def test_without_redis_it_says_how_to_get_one_and_what_it_keeps_is_there_the_next_time(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    with demo(folder, "--days", "1", PATH="/nowhere") as running:
+    with demo(folder, "--days", "1", **WITHOUT_REDIS) as running:
         assert "redis-server is not installed (apt-get install redis-server)" in running.said
         refused = running.ask("usage?rule_id=search-address&outcome=shadow_denied&step=hour")
         assert refused["total"] >= 24
         week = running.ask("rules/orders-user/what-if?limit=6")
         assert week["units"] > week["refused"] > 0
         keys = running.known["keys"]
-    with demo(folder, "--keep", PATH="/nowhere") as running:
+    with demo(folder, "--keep", **WITHOUT_REDIS) as running:
         assert running.known["keys"] == keys
         assert "writing the history" not in running.said
         assert running.ask("rules")["total"] == 8
@@ -132,7 +133,15 @@ def test_without_redis_it_says_how_to_get_one_and_what_it_keeps_is_there_the_nex
 def test_it_ends_in_time_and_touches_no_folder_of_others(tmp_path: Path) -> None:
     ended = [*COMMAND, "--folder", str(tmp_path / "demo"), "--seconds", "0.1", "--days", "0"]
     for _ in range(2):
-        done = subprocess.run(ended, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            ended,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+            env=os.environ | WITHOUT_REDIS,
+        )
         assert (done.returncode, done.stderr) == (0, "")
     (tmp_path / "mine").touch()
     done = subprocess.run(
