@@ -223,8 +223,7 @@ class Follower:
             series.values[0]
             for worker in self._counted()
             if worker.alive
-            for series in worker.series
-            if series.metric is metrics.RULES_REVISION
+            for series in worker.series.of(metrics.RULES_REVISION)
         ]
         return min([self.revision, *found])
 

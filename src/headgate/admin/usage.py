@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -95,7 +94,6 @@ class UsageWriter:
         self._id, self._sequence = secrets.token_hex(8), 0
         self._since = self._now()
         self._seen: _Seen = {}
-        self._reading = threading.Lock()  # a thread may still read for somebody who was cancelled
         self._waiting: deque[UsageBatch] = deque()
         self._callers: dict[str, int] = {}  # when their keys were last used, in microseconds since the epoch
         self._noted: dict[str, int] = {}  # as the database knows
@@ -144,9 +142,7 @@ class UsageWriter:
         """Return what was counted, and how much of it is new. Raises OSError."""
         seen: _Seen = {}
         counts: Counter[tuple[str, str]] = Counter()
-        with self._reading:
-            slices = self._counted()
-        for slot, _, series in slices:
+        for slot, _, series in self._counted():
             for metric, labels, values in series:
                 if metric is metrics.CALLER_ASKED_AT and values[0]:
                     (caller,) = values_of(labels)

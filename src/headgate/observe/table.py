@@ -18,6 +18,7 @@ successor, never looks beyond what was announced.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -46,6 +47,15 @@ class Series(NamedTuple):
     metric: Metric
     labels: str
     values: tuple[int, ...]
+
+
+class Place(NamedTuple):
+    """Where the cells of a series are."""
+
+    metric: Metric
+    labels: str
+    begin: int
+    end: int
 
 
 class CounterTable:
@@ -121,6 +131,33 @@ class CounterTable:
         self._bytes.release()
 
 
+class Counts(Iterable[Series]):
+    """All series of a table at one moment, in the order in which they came to be: later ones come behind these."""
+
+    __slots__ = ("cells", "places")
+
+    def __init__(self, places: list[Place], cells: list[int]) -> None:
+        self.places = places
+        """Where in the cells each series is."""
+        self.cells = cells
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[Series]:
+        cells = self.cells
+        return iter([Series(metric, labels, tuple(cells[begin:end])) for metric, labels, begin, end in self.places])
+
+    def of(self, metric: Metric) -> Iterator[Series]:
+        """Return the series of one metric."""
+        cells = self.cells
+        return (
+            Series(metric, place.labels, tuple(cells[place.begin : place.end]))
+            for place in self.places
+            if place.metric is metric
+        )
+
+
 class TableReader:
     """A reader's end. What was once found is not looked for again, so reading often costs little.
 
@@ -131,21 +168,20 @@ class TableReader:
     def __init__(self, memory: memoryview) -> None:
         self._bytes = memory
         self._cells = memory[:_NAMES_AT].cast("q")
-        self._found: list[tuple[Metric, str, int, int]] = []
+        self._found: list[Place] = []
         self._seen, self._position, self._cell = 0, _NAMES_AT, _HEAD
 
-    def read(self) -> list[Series]:
+    def read(self) -> Counts:
         """Return all series that the writer has announced, but none of metrics that are not known here."""
         while self._seen < _announced(self._cells):
             record = _record(self._bytes, self._position, self._cell)
             if record is None:
                 break
-            metric = METRICS.get(record.name)
+            metric, end = METRICS.get(record.name), self._cell + record.cells
             if metric is not None and metric.cells == record.cells:
-                self._found.append((metric, record.labels, self._cell, self._cell + record.cells))
-            self._seen, self._position, self._cell = self._seen + 1, record.end, self._cell + record.cells
-        cells = self._cells
-        return [Series(metric, labels, tuple(cells[begin:end])) for metric, labels, begin, end in self._found]
+                self._found.append(Place(metric, record.labels, self._cell, end))
+            self._seen, self._position, self._cell = self._seen + 1, record.end, end
+        return Counts(self._found.copy(), self._cells[: self._cell].tolist())
 
     def close(self) -> None:
         """Let go of the memory."""

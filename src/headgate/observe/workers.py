@@ -28,7 +28,7 @@ from headgate.observe.hot_keys import HALF_LIFE, HotKey, HotList, merged_lists
 from headgate.observe.metrics import METRICS, NANO, Metric, MetricKind
 from headgate.observe.principal_use import WindowUse
 from headgate.observe.refusals import Refusal
-from headgate.observe.table import SIZE, CounterTable, Series, TableReader
+from headgate.observe.table import SIZE, CounterTable, Counts, Series, TableReader
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -203,7 +203,7 @@ class Slice(NamedTuple):
 
     slot: int
     alive: bool
-    series: list[Series]
+    series: Counts
 
 
 class Slots:
@@ -216,6 +216,7 @@ class Slots:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
         self._read: dict[int, _Reading] = {}
+        self._reading = threading.Lock()  # several threads of the admin plane read
 
     def open(self, slot: int) -> Slot:
         """Return the counters of a slot, for the one worker that has it. Raises UsageError if another one lives.
@@ -227,13 +228,15 @@ class Slots:
 
     def read(self) -> list[Slice]:
         """Return what all workers have counted, also those that ended."""
-        self._look()
-        return [Slice(slot, each.is_locked(), each.reader.read()) for slot, each in sorted(self._read.items())]
+        with self._reading:
+            self._look()
+            return [Slice(slot, each.is_locked(), each.reader.read()) for slot, each in sorted(self._read.items())]
 
     def alive(self) -> list[int]:
         """Return the slots of the workers that live."""
-        self._look()
-        return [slot for slot, each in sorted(self._read.items()) if each.is_locked()]
+        with self._reading:
+            self._look()
+            return [slot for slot, each in sorted(self._read.items()) if each.is_locked()]
 
     def taken_use(self, *, everything: bool = False) -> list[WindowUse]:  # noqa: ARG002  there is nothing else
         """Return what workers have left of what principals asked for, and remove it. Raises OSError."""
@@ -249,9 +252,10 @@ class Slots:
 
     def close(self) -> None:
         """Let go of the files of others."""
-        for reading in self._read.values():
-            reading.close()
-        self._read.clear()
+        with self._reading:
+            for reading in self._read.values():
+                reading.close()
+            self._read.clear()
 
     def _look(self) -> None:
         """Open the files that are new."""

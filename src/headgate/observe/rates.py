@@ -1,0 +1,284 @@
+"""What a service decides at present, per second, from the counters that its workers keep anyway.
+
+A look takes what has changed since the last one. Requests are counted once, however many rules they met: those that
+were timed, without those that took nothing. Refusals are counted by rule, so that a request that two rules refuse
+counts twice among the refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from heapq import nlargest
+from typing import NamedTuple
+
+import msgspec
+
+from headgate.clock import BUCKETS
+from headgate.observe import metrics
+from headgate.observe.hot_keys import HotKey, HotList
+from headgate.observe.metrics import Metric, MetricKind
+from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED
+from headgate.observe.table import LONGEST_VALUE, Counts, Place, values_of
+from headgate.observe.workers import Slice
+from headgate.policy.selection import Verdict
+
+LOOK_US = 2_500_000
+"""Microseconds between two looks. Rates are those of the last two."""
+STEP_US = 2 * LOOK_US
+"""The length of a step of the history."""
+STEP_SECONDS = STEP_US // 1_000_000
+STEPS = 120
+"""Steps of the history: ten minutes."""
+MOST_RULES = 20
+"""Rules that are named as those with the most decisions, refusals, or refusals by a shadow."""
+MOST_KEYS = 20
+MOST_CIRCUITS = 50
+_CIRCUITS = {1: "half_open", 2: "open"}
+_PLACES = {ALLOWED: 0, DENIED: 1, DEGRADED: 2, SHADOW_ALLOWED: 3, SHADOW_DENIED: 4}
+"""Where counts of a rule have an outcome; in the order of `RuleRates`."""
+_REFUSED, _DEGRADED, _SHADOW_REFUSED = 1, 2, 4
+_CALLS = {"error": "errors", "shed": "shed"}
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """Requests per second."""
+
+    allowed: float = 0.0
+    refused: float = 0.0
+    degraded: float = 0.0
+    """Decided without the store; they are among the others, too."""
+    shadow_refused: float = 0.0
+    """What shadow rules would have refused."""
+    errors: float = 0.0
+    """Calls that failed: the caller's error or the node's."""
+    shed: float = 0.0
+    """Calls that were refused unseen, to protect the node."""
+
+
+class RuleRates(msgspec.Struct, frozen=True):
+    """Decisions of one rule per second."""
+
+    rule_id: str
+    allowed: float = 0.0
+    refused: float = 0.0
+    degraded: float = 0.0
+    shadow_allowed: float = 0.0
+    shadow_refused: float = 0.0
+
+
+class Point(msgspec.Struct, frozen=True, array_like=True):
+    """A step of the history."""
+
+    at: int
+    """When it began, in seconds since the epoch."""
+    allowed: float
+    refused: float
+    degraded: float
+    shadow_refused: float
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What a service decides at present, and how it is. Its size is bounded, however many rules and callers."""
+
+    at: int = 0
+    """When this was seen, in microseconds since the epoch."""
+    rates: Rates = Rates()
+    history: tuple[Point, ...] = ()
+    rules: tuple[RuleRates, ...] = ()
+    hot: tuple[HotKey, ...] = ()
+    denied: tuple[HotKey, ...] = ()
+    circuits: dict[str, str] = {}
+    """The servers of the store whose circuit is not closed."""
+    troubled_since: int = 0
+    """Since when there are such, in microseconds since the epoch; 0: there are none."""
+    workers: int = 0
+    version: str = ""
+    """Of Headgate; of several at once, all of them."""
+    enforcing: bool = True
+    broken: tuple[str, ...] = ()
+    """What was changed in a way that is not acceptable, so that the one before is in force: rules, identity ..."""
+
+
+class RateWatch:
+    """Looks at the counters of a service every `LOOK_US`, and remembers ten minutes of its rates.
+
+    Args:
+        counted: returns what the workers have counted.
+        hot_keys: returns the keys that are asked about most, as JSON.
+        clock: what time it is, in microseconds since the epoch.
+    """
+
+    def __init__(
+        self, counted: Callable[[], Iterable[Slice]], hot_keys: Callable[[], bytes], clock: Callable[[], int]
+    ) -> None:
+        self._counted, self._hot_keys, self._now = counted, hot_keys, clock
+        self._workers: dict[int, _Worker] = {}
+        self._looks: deque[int] = deque(maxlen=2)
+        self._history: deque[Point] = deque(maxlen=STEPS)
+        self._troubled_since = 0
+
+    def look(self) -> Figures:
+        """Return what has been decided of late. It may run in a thread, one at a time. Raises OSError."""
+        slices, now = list(self._counted()), self._now()
+        counted = _Counted()
+        for worker in slices:
+            if worker.slot not in self._workers:
+                self._workers[worker.slot] = _Worker(is_new=bool(self._looks))
+            self._workers[worker.slot].look(worker.series, counted)
+        seconds = (now - self._looks[0]) / 1_000_000 if self._looks else 0.0
+        rates = counted.rates(seconds)
+        looks_since_epoch = round(now / LOOK_US)
+        at = (looks_since_epoch // 2 - 1) * STEP_SECONDS
+        if looks_since_epoch % 2 == 0 and len(self._looks) > 1:  # then the last two looks are a step
+            self._history.append(Point(at, rates.allowed, rates.refused, rates.degraded, rates.shadow_refused))
+        self._looks.append(now)
+        gauges = _Gauges()
+        for worker in slices:
+            if worker.alive:
+                for place in self._workers[worker.slot].gauges:
+                    gauges.note(place, worker.series.cells[place.begin])
+        self._troubled_since = (self._troubled_since or now) if gauges.circuits else 0
+        report = msgspec.json.decode(self._hot_keys(), type=HotList)
+        return Figures(
+            now,
+            rates,
+            tuple(self._history),
+            counted.first_rules(seconds),
+            _bounded(report.hot),
+            _bounded(report.denied),
+            {shard: _CIRCUITS[state] for shard, state in sorted(gauges.circuits.items())[:MOST_CIRCUITS]},
+            self._troubled_since,
+            sum(worker.alive for worker in slices),
+            ", ".join(sorted(gauges.versions)),
+            gauges.enforcing,
+            tuple(sorted(gauges.broken)),
+        )
+
+
+class _Counted:
+    """What was counted of late, of all workers together."""
+
+    def __init__(self) -> None:
+        self.totals: Counter[str] = Counter()
+        self.rules: dict[str, list[int]] = {}
+
+    def rates(self, seconds: float) -> Rates:
+        totals = self.totals
+        requests = max(0, totals["requests"] - totals["peeks"])
+        totals["allowed"] = max(0, requests - totals["refused"])
+        totals["degraded"] = min(totals["degraded"], max(requests, totals["refused"]))
+        return Rates(**{name: _rate(totals[name], seconds) for name in Rates.__struct_fields__})
+
+    def first_rules(self, seconds: float) -> tuple[RuleRates, ...]:
+        """Return the rules with the most decisions, and those with the most refusals, the busiest first."""
+        rules = self.rules.items()
+        decided = nlargest(MOST_RULES, [(sum(counts) - counts[_DEGRADED], rule) for rule, counts in rules])
+        refused = nlargest(MOST_RULES, [(counts[_REFUSED], rule) for rule, counts in rules if counts[_REFUSED]])
+        shadowed = [(counts[_SHADOW_REFUSED], rule) for rule, counts in rules if counts[_SHADOW_REFUSED]]
+        found = dict.fromkeys(rule for _, rule in (*decided, *refused, *nlargest(MOST_RULES, shadowed)))
+        return tuple([RuleRates(rule, *[_rate(count, seconds) for count in self.rules[rule]]) for rule in found])
+
+
+class _Worker:
+    """The cells of one worker, as they were at the last two looks; each keeps its meaning, and others come behind."""
+
+    def __init__(self, *, is_new: bool) -> None:
+        self._looks: deque[list[int]] = deque([[]] if is_new else [], maxlen=2)
+        self._meanings: list[_Meaning | None] = []
+        self._known = 0
+        self.gauges: list[Place] = []
+
+    def look(self, counts: Counts, counted: _Counted) -> None:
+        """Add what was counted since the look before the last one."""
+        self._learn(counts)
+        now, meanings, rules, totals = counts.cells, self._meanings, counted.rules, counted.totals
+        before = self._looks[0] if self._looks else now
+        self._looks.append(now)
+        before += [0] * (len(now) - len(before))
+        for cell in [cell for cell, (new, old) in enumerate(zip(now, before, strict=False)) if new != old]:
+            meaning = meanings[cell]
+            if meaning is None:
+                continue
+            total, rule, place = meaning
+            more = now[cell] - before[cell]
+            if total:
+                totals[total] += more
+            if rule is not None:
+                known = rules.get(rule)
+                if known is None:
+                    known = rules[rule] = [0] * len(_PLACES)
+                known[place] += more
+
+    def _learn(self, counts: Counts) -> None:
+        """Find what the cells of new series mean."""
+        meanings = self._meanings
+        meanings += [None] * (len(counts.cells) - len(meanings))
+        for place in counts.places[self._known :]:
+            if place.metric.kind is MetricKind.GAUGE:
+                self.gauges.append(place)
+            elif place.metric is metrics.DECISION_DURATION:
+                buckets = slice(place.begin, place.begin + BUCKETS)
+                meanings[buckets] = [_Meaning("requests", None, 0)] * BUCKETS
+            else:
+                meanings[place.begin] = _meaning(place.metric, values_of(place.labels))
+        self._known = len(counts.places)
+
+
+class _Meaning(NamedTuple):
+    """What a cell counts."""
+
+    total: str
+    """Of all requests; empty for nothing."""
+    rule: str | None
+    place: int
+
+
+def _meaning(metric: Metric, labels: tuple[str, ...]) -> _Meaning | None:
+    match metric:
+        case metrics.RULE_DECISIONS:
+            place = _PLACES[labels[1]]
+            return _Meaning({_REFUSED: "refused", _SHADOW_REFUSED: "shadow_refused"}.get(place, ""), labels[0], place)
+        case metrics.RULE_DEGRADED:
+            return _Meaning("degraded", labels[0], _DEGRADED)
+        case metrics.PEEKS:
+            return _Meaning("peeks", None, 0)
+        case metrics.UNLIMITED if labels[0] == Verdict.DENIED:
+            return _Meaning("refused", None, 0)
+        case metrics.CHECKS if labels[1] in _CALLS:
+            return _Meaning(_CALLS[labels[1]], None, 0)
+    return None
+
+
+class _Gauges:
+    """What the workers that live say about themselves."""
+
+    def __init__(self) -> None:
+        self.circuits: dict[str, int] = {}
+        self.versions: set[str] = set()
+        self.broken: set[str] = set()
+        self.enforcing = True
+
+    def note(self, place: Place, value: int) -> None:
+        metric, labels, *_ = place
+        if metric is metrics.ENFORCEMENT:
+            self.enforcing = self.enforcing and bool(value)
+        elif not value:
+            return
+        elif metric is metrics.CIRCUIT_STATE:
+            (shard,) = values_of(labels)
+            self.circuits[shard] = max(value, self.circuits.get(shard, 0))
+        elif metric is metrics.BUILD:
+            self.versions.add(values_of(labels)[0])
+        elif metric is metrics.RULES_BROKEN:
+            self.broken.add("rules")
+        elif metric is metrics.CONFIG_BROKEN:
+            self.broken.update(values_of(labels))
+
+
+def _rate(count: int, seconds: float) -> float:
+    return round(count / seconds, 2) if seconds else 0.0
+
+
+def _bounded(keys: Iterable[HotKey]) -> tuple[HotKey, ...]:
+    return tuple([msgspec.structs.replace(each, key=each.key[:LONGEST_VALUE]) for each in list(keys)[:MOST_KEYS]])
