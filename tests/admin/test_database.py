@@ -42,7 +42,7 @@ def on(url: str, work: Callable[[Database], Awaitable[None]]) -> None:
 class TestOpening:
     def test_an_empty_database_gets_its_tables(self, url: str) -> None:
         async def look(database: Database) -> None:
-            assert await database.schema() == "0007"
+            assert await database.schema() == "0008"
 
         on(url, look)
         on(url, look)  # and opened again, it has them
@@ -137,7 +137,7 @@ class TestMigrations:
             with pytest.raises(RuntimeError, match="half-way"):
                 await database.downgrade("base")
             assert len(dropped) == 3
-            assert await database.schema() == "0007"
+            assert await database.schema() == "0008"
             assert [rule["id"] for rule in (await Catalog(database).document()).document["rules"]] == ["a"]
 
         on(url, work)

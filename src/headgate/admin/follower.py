@@ -50,7 +50,7 @@ ARRIVAL_EVERY = 0.02
 """Seconds between two looks whether a change has arrived, where that is waited for."""
 GONE_AFTER_US = 60_000_000
 """A node that has not reported for so long is not shown any more; an hour later it is forgotten."""
-_FORGOTTEN_AFTER_US = 3_600_000_000
+FORGOTTEN_AFTER_US = 3_600_000_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _AWAY_PAUSE = 0.5
 """The longest pause while the database cannot be reached: looking for it costs one connection that is refused."""
@@ -68,6 +68,11 @@ class NodeStatus(NamedTuple):
     revision: int
     error: str
     """Why it does not run a newer revision; empty if it runs the newest one it knows."""
+
+
+def this_node() -> NodeStatus:
+    """Return what this process is, with an id of its own."""
+    return NodeStatus(secrets.token_hex(8), socket.gethostname()[:255], os.getpid(), epoch_us(), epoch_us(), 0, "")
 
 
 class Follower:
@@ -89,7 +94,11 @@ class Follower:
         self._has_news = asyncio.Event()
         before = read_following(folder)
         self._followed = Following(before.contact, 0, before.error)
-        self._status = NodeStatus(secrets.token_hex(8), socket.gethostname()[:255], os.getpid(), epoch_us(), 0, 0, "")
+        self._status = this_node()
+
+    def status(self) -> NodeStatus:
+        """Return what there is to report of this service."""
+        return self._status._replace(seen_at=epoch_us())
 
     @property
     def revision(self) -> int:
@@ -141,6 +150,12 @@ class Follower:
             # Its connection is closed by then: a loop that ends would not wait for it. A database that hangs holds up
             # nobody for longer than it would a statement.
             await asyncio.wait({reporting}, timeout=PATIENCE)
+
+    async def finish(self) -> None:
+        """Report no more: a node that ends is not one that is gone."""
+        with suppress(DatabaseError, TimeoutError):
+            async with asyncio.timeout(PATIENCE), self._database.writing() as connection:
+                await connection.execute(delete(nodes).where(nodes.c.id == self._status.id))
 
     async def _catch_up(self) -> None:
         """Take what is new. Raises DatabaseError, InvalidRule, OSError."""
@@ -286,7 +301,7 @@ async def _register(database: Database, status: NodeStatus) -> None:
         known = await connection.execute(update(nodes).where(nodes.c.id == status.id).values(**values))
         if not known.rowcount:
             await connection.execute(insert(nodes).values(**values))
-            await connection.execute(delete(nodes).where(nodes.c.seen_at < status.seen_at - _FORGOTTEN_AFTER_US))
+            await connection.execute(delete(nodes).where(nodes.c.seen_at < status.seen_at - FORGOTTEN_AFTER_US))
 
 
 class _Feed:

@@ -25,6 +25,7 @@ from headgate.admin.database import Database, DatabaseError, SchemaMismatch
 from headgate.admin.follower import Follower
 from headgate.admin.keys import AdminKeys
 from headgate.admin.listener import AdminListener
+from headgate.admin.live import LiveFigures
 from headgate.admin.refusals import RefusalLog
 from headgate.admin.rule_catalogs import FileRules
 from headgate.admin.security import READS, WRITES
@@ -76,6 +77,7 @@ class AdminPlane:
         audit_days: how long the audit trail is kept.
         limits: how often a key may read, and how often it may change something.
         deprecations: paths of the REST API that are going to go.
+        store: what the store is called, for those who look.
 
     Raises UsageError for a key that cannot be one.
     """
@@ -91,8 +93,9 @@ class AdminPlane:
         audit_days: int = audit.RETENTION_DAYS,
         limits: tuple[str, str] = (READS, WRITES),
         deprecations: Deprecations | None = None,
+        store: str = "memory",
     ) -> None:
-        self._deprecations = deprecations
+        self._deprecations, self._store = deprecations, store
         self._url, self._folder, self._key = url, folder, key
         self._rules_file, self._tls, self._audit_days = rules_file, tls, audit_days
         self._reads, self._writes = limits
@@ -151,7 +154,7 @@ class AdminPlane:
         self,
         listening: socket,
         engine: AsyncEngine,
-        hot_keys: Callable[[], bytes] = lambda: b"[]",
+        hot_keys: Callable[[], bytes] = lambda: b"{}",
         counted: Callable[[], Iterable[Slice]] = lambda: (),
         used: Callable[..., list[WindowUse]] = lambda **_: [],
         refused: Callable[[], list[Refusal]] = list,
@@ -170,6 +173,7 @@ class AdminPlane:
         log = RefusalLog(database, refused)
         tasks = [asyncio.create_task(log.run())]
         writer: UsageWriter | None = None
+        follower: Follower | None = None
         if database is not None and self._folder is not None:
             catalog = Catalog(database)
             follower = Follower(catalog, self._folder, counted)
@@ -185,10 +189,14 @@ class AdminPlane:
                 asyncio.create_task(_every(_ENDED, catalog.end_overrides)),
             ]
             keys = AdminKeys(database, self._key)
-            admin = AdminService(catalog, engine, keys, database=database, hot_keys=hot_keys, refusals=log)
+            live = LiveFigures(database, counted, hot_keys, follower.status, store=self._store)
+            kept: dict[str, Any] = {"hot_keys": hot_keys, "refusals": log, "live": live}
+            admin = AdminService(catalog, engine, keys, database=database, **kept)
         else:
             rules = FileRules(self._rules_file, lambda: engine.policy.ruleset, lambda: engine.policy.version)
-            admin = AdminService(rules, engine, AdminKeys(None, self._key), hot_keys=hot_keys, refusals=log)
+            live = LiveFigures(None, counted, hot_keys, store=self._store)
+            admin = AdminService(rules, engine, AdminKeys(None, self._key), hot_keys=hot_keys, refusals=log, live=live)
+        tasks.append(asyncio.create_task(live.run()))
         signed_in = Sessions(admin.keys, database)
         options: dict[str, Any] = {
             "sessions": signed_in,
@@ -207,7 +215,10 @@ class AdminPlane:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+            await live.finish()
             await log.finish()
+            if follower is not None:
+                await follower.finish()
             if writer is not None:
                 await writer.finish()
             if database is not None:

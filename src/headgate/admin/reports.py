@@ -9,7 +9,9 @@ from typing import Any
 from headgate.admin import audit, usage
 from headgate.admin.database import Database
 from headgate.admin.follower import ARRIVAL_EVERY, NodeStatus, nodes_of
+from headgate.admin.live import LiveFigures
 from headgate.admin.objects import ResultPage, UnknownObject
+from headgate.admin.overview import overview
 from headgate.admin.refusals import RefusalLog
 from headgate.admin.rule_catalogs import RuleCatalog
 from headgate.admin.tables import epoch_us
@@ -29,10 +31,12 @@ class Reports:
         engine: AsyncEngine,
         database: Database | None,
         hot_keys: Callable[[], bytes],
+        *,
         refusals: RefusalLog,
+        live: LiveFigures,
     ) -> None:
         self._rules, self._engine, self._database = rules, engine, database
-        self._refusals, self.hot_keys = refusals, hot_keys
+        self._refusals, self.hot_keys, self._live = refusals, hot_keys, live
 
     async def nodes(self) -> dict[str, Any]:
         """Return the services that follow the database, and the revision that each runs."""
@@ -42,6 +46,10 @@ class Reports:
             for node in found
         ]
         return {"revision": await self._rules.revision(), "items": shown}
+
+    async def live(self) -> dict[str, Any]:
+        """Return what all nodes decide at present, how they are, and what needs attention."""
+        return overview(await self._live.fleet())
 
     async def behind(self, patience: float) -> tuple[int, list[NodeStatus]]:
         """Return the revision in force, and the nodes that do not run it once so many seconds have passed."""

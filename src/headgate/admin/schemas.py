@@ -177,9 +177,18 @@ _EXPLAINED_RULE = form(
 )
 _USER = form({"id": TEXT}, tier=TEXT, overrides=ref("overrides"), warnings=list_of(TEXT))
 _OF_TIER: Json = {"id": "42", "tier": "premium"}
-_NODE, _NODE_EXAMPLE = record(
-    {"id": (TEXT, "a1"), "host": (TEXT, "node-1"), "started_at": (MOMENT, _NEW_YEAR), "seen_at": (MOMENT, _NEW_YEAR)}
-)
+_NODE_MEMBERS: dict[str, Described] = {
+    "id": (TEXT, "a1"),
+    "host": (TEXT, "node-1"),
+    "started_at": (MOMENT, _NEW_YEAR),
+    "seen_at": (MOMENT, _NEW_YEAR),
+}
+_NODE, _NODE_EXAMPLE = record(_NODE_MEMBERS)
+_RATE: Described = (NUMBER, 12.5)
+_RATES: dict[str, Described] = {
+    **{name: _RATE for name in ("allowed", "refused", "degraded", "shadow_refused")},
+    "refused_share": ({**NUMBER, "minimum": 0, "maximum": 1}, 0.5),
+}
 
 
 def _objects(kind: str, name: str, schema: Json, value: Any) -> dict[str, Described]:
@@ -189,6 +198,64 @@ def _objects(kind: str, name: str, schema: Json, value: Any) -> dict[str, Descri
     return {f"list_{kind}s": _page(*record(members)), **{f"{verb}_{kind}": one for verb in ("get", "put", "patch")}}
 
 
+_OF_RULE = {"rule_id": (TEXT, "orders-user"), **_RATES, "shadow_allowed": (NUMBER, 0.0)}
+_OF_KEY = items(record({"rule_id": (TEXT, "orders-user"), "key": (TEXT, "#5f2b9e2a4c1d7f30"), "per_second": _RATE}))
+_POINT = {name: _RATE for name in ("allowed", "refused", "degraded", "shadow_refused")}
+_LIVE = record(
+    {
+        "at": (MOMENT, _NEW_YEAR),
+        "scope": ({"enum": ["fleet", "node"]}, "fleet"),
+        "reason": (TEXT, ""),
+        "rates": record({**_RATES, "errors": (NUMBER, 0.0), "shed": (NUMBER, 0.0)}),
+        "history": record({"step_seconds": (WHOLE, 5), "points": items(record({"at": (MOMENT, _NEW_YEAR), **_POINT}))}),
+        **{f"{which}_rules": items(record(_OF_RULE)) for which in ("busiest", "refusing", "shadow")},
+        "hot_keys": _OF_KEY,
+        "refused_keys": _OF_KEY,
+        "attention": items(
+            record(
+                {
+                    "severity": ({"enum": ["critical", "warning", "info"]}, "critical"),
+                    "kind": (TEXT, "store"),
+                    "what": (TEXT, "The store redis://redis-1:6379 is down for 1 of 2 nodes"),
+                    "why": (TEXT, "120 decisions per second are made without it."),
+                    "do": (TEXT, "Check that it runs and that nodes can reach it."),
+                    "link": (TEXT, "/nodes"),
+                }
+            )
+        ),
+        "revision": (WHOLE, 7),
+        "nodes": record(
+            {
+                "total": (WHOLE, 1),
+                "reporting": (WHOLE, 1),
+                "items": items(
+                    record(
+                        {
+                            **_NODE_MEMBERS,
+                            "process": (WHOLE, 4711),
+                            "is_this": (YES_OR_NO, True),
+                            "state": ({"enum": ["ok", "behind", "gone"]}, "ok"),
+                            "revision": (WHOLE, 7),
+                            "error": (TEXT, ""),
+                            "version": (TEXT, "0.1.0"),
+                            "workers": (WHOLE, 4),
+                            "enforcing": (YES_OR_NO, True),
+                            "store": record(
+                                {
+                                    "name": (TEXT, "redis://redis-1:6379"),
+                                    "state": ({"enum": ["up", "recovering", "down"]}, "up"),
+                                    "circuits": ({"type": "object"}, {}),
+                                    "since": (some(MOMENT), None),
+                                }
+                            ),
+                            "rates": (some({"type": "object"}), None),
+                        }
+                    )
+                ),
+            }
+        ),
+    }
+)
 ANSWERS: dict[str, Described] = {
     "list_rules": _page(ref("stored_rule"), _RULE_BODY),
     "create_rule": _RULE,
@@ -260,6 +327,7 @@ ANSWERS: dict[str, Described] = {
         {"revision": (WHOLE, 7), "items": items((_NODE, _NODE_EXAMPLE | {"revision": 7, "error": ""}))}
     ),
     "hot_keys": ({}, []),
+    "live": _LIVE,
     "list_usage": _page({"type": "object"}),
     "list_refusals": _page({"type": "object"}),
     "what_if": _named("what_if"),

@@ -16,6 +16,7 @@ from headgate.admin.changes import RuleChanges
 from headgate.admin.consumers import Consumer, Consumers, NewConsumerKey
 from headgate.admin.database import Database
 from headgate.admin.keys import AdminKeys
+from headgate.admin.live import LiveFigures
 from headgate.admin.objects import STAMPS, ObjectKind, Operation, ResultPage, Stored, UnknownObject, check_stamps
 from headgate.admin.refusals import RefusalLog
 from headgate.admin.reports import Reports
@@ -45,6 +46,7 @@ class AdminService:
         database: where everything else is kept; None: nowhere, since the rules are in a file.
         hot_keys: returns the keys that are asked about most, as JSON.
         refusals: keeps the last refusals; default: what the database has.
+        live: what nodes decide at present; default: what the database has.
     """
 
     def __init__(
@@ -56,10 +58,15 @@ class AdminService:
         database: Database | None = None,
         hot_keys: Callable[[], bytes] = lambda: b"[]",
         refusals: RefusalLog | None = None,
+        live: LiveFigures | None = None,
     ) -> None:
         self.rules, self.keys, self.consumers = rules, keys, Consumers(database)
         self.users = Users(rules, engine, database)
-        self.reports = Reports(rules, engine, database, hot_keys, refusals or RefusalLog(database, list))
+        kept: dict[str, Any] = {
+            "refusals": refusals or RefusalLog(database, list),
+            "live": live or LiveFigures(database),
+        }
+        self.reports = Reports(rules, engine, database, hot_keys, **kept)
         self.changes = RuleChanges(rules, database, self.reports)
 
     # Rules, tiers, settings

@@ -14,6 +14,7 @@ file, the API and the database; columns beside a body are there to be searched b
     api_keys, consumer_keys         digests of keys, never keys
     sessions                        digests of the tokens of browsers that are logged in to the console
     nodes                           who runs which revision
+    figures                         what each node decides at present, while somebody looks
     usage_minutes, usage_hours      what rules decided, lately by minute, before that by hour
     use_windows, use_principals     what principals in a sample asked for, in each window, until that is over
     use_histograms                  how many principals asked for how much, in all windows that began in an hour
@@ -183,6 +184,14 @@ nodes = Table(
     Column("revision", BigInteger, nullable=False),
     Column("error", Text, nullable=False),
 )
+figures = Table(  # without an index by time: there is a row for each node
+    "figures",
+    metadata,
+    Column("id", String(64), primary_key=True),  # of the node; or WATCHED, until when somebody looks
+    Column("at", BigInteger, nullable=False),
+    Column("body", Text, nullable=False),
+)
+WATCHED = "watched"
 
 
 def _usage(name: str) -> Table:

@@ -98,6 +98,7 @@ def admin_of(settings: Settings, stack: ExitStack) -> ServedAdmin | None:
         audit_days=settings.audit_days,
         limits=(settings.admin_reads, settings.admin_writes),
         deprecations=deprecations_of(settings),
+        store=settings.store_name,
     )
     try:
         begun = plane.begin(rules_of(settings).read if is_embedded(settings) else None)

@@ -177,8 +177,4 @@ def _check_store(settings: Settings) -> None:
 def _described_store(settings: Settings) -> str:
     """Return what the store is called, without its password. Raises UsageError if there is no such store."""
     open_store(settings.store_address).close()  # nothing is connected
-    if not settings.is_shared:
-        return "memory"
-    address = settings.store.partition("?")[0]
-    scheme, _, rest = address.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    return settings.store_name

@@ -88,8 +88,10 @@ class Figures(msgspec.Struct, frozen=True):
     rules: tuple[RuleRates, ...] = ()
     hot: tuple[HotKey, ...] = ()
     denied: tuple[HotKey, ...] = ()
+    store: str = "memory"
+    """Its address, without a password."""
     circuits: dict[str, str] = {}
-    """The servers of the store whose circuit is not closed."""
+    """The servers of the store whose circuit is not closed; one that is alone has no name."""
     troubled_since: int = 0
     """Since when there are such, in microseconds since the epoch; 0: there are none."""
     workers: int = 0
@@ -106,13 +108,18 @@ class RateWatch:
     Args:
         counted: returns what the workers have counted.
         hot_keys: returns the keys that are asked about most, as JSON.
+        store: what the store is called.
         clock: what time it is, in microseconds since the epoch.
     """
 
     def __init__(
-        self, counted: Callable[[], Iterable[Slice]], hot_keys: Callable[[], bytes], clock: Callable[[], int]
+        self,
+        counted: Callable[[], Iterable[Slice]],
+        hot_keys: Callable[[], bytes],
+        store: str,
+        clock: Callable[[], int],
     ) -> None:
-        self._counted, self._hot_keys, self._now = counted, hot_keys, clock
+        self._counted, self._hot_keys, self._store, self._now = counted, hot_keys, store, clock
         self._workers: dict[int, _Worker] = {}
         self._looks: deque[int] = deque(maxlen=2)
         self._history: deque[Point] = deque(maxlen=STEPS)
@@ -147,6 +154,7 @@ class RateWatch:
             counted.first_rules(seconds),
             _bounded(report.hot),
             _bounded(report.denied),
+            self._store,
             {shard: _CIRCUITS[state] for shard, state in sorted(gauges.circuits.items())[:MOST_CIRCUITS]},
             self._troubled_since,
             sum(worker.alive for worker in slices),

@@ -250,6 +250,14 @@ class Settings:
         return self.store.lower().startswith("redis")
 
     @property
+    def store_name(self) -> str:
+        """The address of the store, without its password and options."""
+        if not self.is_shared:
+            return "memory"
+        scheme, _, rest = self.store.partition("?")[0].partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2]}"
+
+    @property
     def store_address(self) -> str:
         """The address of the store, with a timeout."""
         if not self.is_shared or self._has_timeout:

@@ -54,6 +54,16 @@ async def hot_keys(admin: Admin) -> Response[bytes]:
     return Response(admin.reports.hot_keys(), media_type=MediaType.JSON)
 
 
+@get("/live", opt=VIEWER, summary="What all nodes decide at present, and what needs attention")
+async def live(admin: Admin) -> Json:
+    """Return requests per second of the fleet, ten minutes of them, the busiest rules and keys, and each node.
+
+    Rates are averages of the last five seconds, and new every 2.5. Without a database, or while it is unavailable, they
+    are those of this node alone: `scope` is then `node`, and `reason` says why.
+    """
+    return await admin.reports.live()
+
+
 # Keys
 
 
@@ -162,6 +172,6 @@ def _key(key: ApiKey) -> Json:
 
 
 ROUTES = (
-    *(list_nodes, hot_keys, list_keys, create_key, rotate_key, revoke_key, list_audit, verify_audit),
+    *(list_nodes, hot_keys, live, list_keys, create_key, rotate_key, revoke_key, list_audit, verify_audit),
     *(list_revisions, get_revision, undo_revision),
 )

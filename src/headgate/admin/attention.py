@@ -1,0 +1,185 @@
+"""What needs the attention of an operator: what is wrong, why it matters, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headgate.policy.times import moment_text
+
+if TYPE_CHECKING:
+    from headgate.admin.live import Fleet, NodeFigures
+    from headgate.observe.rates import Figures
+
+GONE_AFTER_US = 15_000_000
+"""A node that has not reported for so long is gone: it reports every five seconds."""
+_LATE_US = 10_000_000
+"""How long a node may take to run a change."""
+_MOST_OF_A_KIND = 5
+CRITICAL, WARNING, INFO = "critical", "warning", "info"
+_ORDER = (CRITICAL, WARNING, INFO)
+
+
+NO_DATABASE = "the rules come from a file, so that nodes know nothing of each other: this is one of them"
+
+
+class Attention(msgspec.Struct, frozen=True):
+    """Something to attend to."""
+
+    severity: str
+    kind: str
+    what: str
+    why: str
+    do: str
+    link: str
+    """Where the console shows it."""
+
+
+def is_gone(node: NodeFigures, fleet: Fleet) -> bool:
+    """Whether a node does not report any more, without having ended."""
+    return node.status.seen_at < fleet.now - GONE_AFTER_US
+
+
+def is_behind(node: NodeFigures, fleet: Fleet) -> bool:
+    """Whether a node does not run the newest rules, though it has had the time."""
+    status = node.status
+    return bool(status.error) or (status.revision < fleet.revision and fleet.changed_at < fleet.now - _LATE_US)
+
+
+def attention(fleet: Fleet) -> list[dict[str, Any]]:
+    """Return what needs attention, the most severe first."""
+    found = sorted(_of_fleet(fleet), key=lambda each: _ORDER.index(each.severity))
+    return [msgspec.structs.asdict(each) for each in found]
+
+
+def _of_fleet(fleet: Fleet) -> Iterator[Attention]:
+    if fleet.reason and fleet.reason != NO_DATABASE:
+        yield Attention(
+            CRITICAL,
+            "database",
+            "The database is unavailable",
+            f"{fleet.reason[0].upper()}{fleet.reason[1:]}. Decisions go on by the last good rules; nothing can be "
+            "changed, and other nodes are not shown.",
+            "Check that the database runs and that this node can reach it: everything resumes automatically.",
+            "/nodes",
+        )
+    for node in fleet.nodes:
+        yield from _of_node(node, fleet)
+    yield from _of_store(fleet)
+    fresh = fleet.fresh
+    yield from _of_stores(fresh)
+    versions = sorted({each.version for each in fresh if each.version})
+    if len(versions) > 1:
+        yield Attention(
+            INFO,
+            "versions",
+            f"Nodes run different versions: {'; '.join(versions)}",
+            "That is normal during an upgrade; afterwards it means that a node was left out.",
+            "Upgrade the nodes that run the older version.",
+            "/nodes",
+        )
+    if counting := sum(not each.enforcing for each in fresh):
+        yield Attention(
+            WARNING,
+            "enforcement",
+            f"Limits refuse nothing on {_nodes(counting)}: enforcement is off",
+            "What would be refused is only counted, for every rule.",
+            "If limits are to refuse again: headgate enforcement on, on each of these nodes.",
+            "/nodes",
+        )
+    for what in sorted({name for each in fresh for name in each.broken}):
+        yield Attention(
+            WARNING,
+            "configuration",
+            f"The last change of {what.replace('_', ' ')} is not in force",
+            "What was changed is not acceptable, so that nodes keep what was in force before.",
+            "Correct it: the log of the service, and headgate serve --check, say what is wrong and where.",
+            "/nodes",
+        )
+    if shed := sum(each.rates.shed for each in fresh):
+        yield Attention(
+            CRITICAL,
+            "overload",
+            f"Nodes turn away {shed:.3g} calls per second to protect themselves",
+            "They are busier than they can be, or a client sends more than its share.",
+            "Add nodes or workers, or limit the client that sends most.",
+            "/nodes",
+        )
+
+
+def _of_node(node: NodeFigures, fleet: Fleet) -> Iterator[Attention]:
+    status = node.status
+    name = f"{status.host} (process {status.process})"
+    if is_gone(node, fleet):
+        yield Attention(
+            WARNING,
+            "node_gone",
+            f"Node {name} is gone: it last reported {_ago(fleet.now - status.seen_at)} ago",
+            "It was killed, its machine is down, or it cannot reach the database. Its requests are not in the figures.",
+            "Look at its log and start it again. A node that stays away is forgotten an hour after its last report.",
+            "/nodes",
+        )
+    elif is_behind(node, fleet):
+        why = f"It reports: {status.error}" if status.error else "It has not loaded the newest rules yet."
+        yield Attention(
+            WARNING,
+            "node_behind",
+            f"Node {name} decides by revision {status.revision}, not {fleet.revision}",
+            why,
+            "Look at its log. If rules are refused, undo the revision or upgrade the node.",
+            "/nodes",
+        )
+
+
+def _of_store(fleet: Fleet) -> Iterator[Attention]:
+    """Return what is wrong with servers of the store, each once for all nodes."""
+    fresh = fleet.fresh
+    troubled = [each for each in fresh if each.circuits]
+    for store, shard in sorted({(each.store, name) for each in troubled for name in each.circuits})[:_MOST_OF_A_KIND]:
+        concerned = [each for each in troubled if each.store == store and shard in each.circuits]
+        degraded = sum(each.rates.degraded for each in concerned)
+        name = f"The store {store}, server {shard}," if shard else f"The store {store}"
+        since = moment_text(min(each.troubled_since for each in concerned))
+        yield Attention(
+            CRITICAL,
+            "store",
+            f"{name} is down for {len(concerned)} of {_nodes(len(fresh))}, since {since}",
+            f"{degraded:.3g} decisions per second are made without it, as on_store_failure of each rule says.",
+            "Check that it runs and that nodes can reach it: they return to it automatically.",
+            "/nodes",
+        )
+
+
+def _of_stores(fresh: list[Figures]) -> Iterator[Attention]:
+    """Return what is wrong with who has which store: limits hold for those together that share one."""
+    stores = sorted({each.store for each in fresh})
+    if "memory" in stores and len(fresh) > 1:
+        alone = sum(each.store == "memory" for each in fresh)
+        yield Attention(
+            WARNING,
+            "store_not_shared",
+            f"{_nodes(alone)} of {len(fresh)} count in memory, each on its own",
+            "A client that reaches several nodes gets its limit from each of them.",
+            "Start all nodes with the same --store, such as redis://HOST:6379.",
+            "/nodes",
+        )
+    elif len(stores) > 1:
+        yield Attention(
+            INFO,
+            "store_not_shared",
+            f"Nodes use different stores: {', '.join(stores[:_MOST_OF_A_KIND])}",
+            "Limits hold for those nodes together that share a store.",
+            "If this is one fleet, start all nodes with the same --store.",
+            "/nodes",
+        )
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count != 1)}"
+
+
+def _ago(elapsed_us: int) -> str:
+    seconds = elapsed_us // 1_000_000
+    return f"{seconds} s" if seconds < 120 else f"{seconds // 60} minutes"

@@ -1,0 +1,203 @@
+"""What a fleet decides at present: each service writes one bounded row, and any of them adds them up.
+
+Rows go through the database, so that decisions and their store have nothing to do with it, and figures come also while
+the store is down, or is in memory. A service looks at its own counters all the time, and remembers ten minutes; it
+writes only while somebody looks, which a mark in the same table says. A fleet that nobody looks at writes nothing.
+
+Without a database, or while it is unavailable, a service shows what it decides itself, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from headgate.admin.attention import NO_DATABASE
+from headgate.admin.database import PATIENCE, Database, DatabaseError
+from headgate.admin.follower import FORGOTTEN_AFTER_US, NodeStatus, this_node
+from headgate.admin.statements import upsert
+from headgate.admin.tables import WATCHED, epoch_us, figures, nodes, revision
+from headgate.observe.rates import LOOK_US, STEP_US, STEPS, Figures, RateWatch
+from headgate.observe.workers import Slice
+
+WATCHED_US = 20_000_000
+"""How long a look keeps the services writing."""
+FRESH_US = 4 * LOOK_US
+"""How old a row may be that counts as present."""
+HISTORY_US = STEPS * STEP_US
+CACHED = 1.0
+"""Seconds for which what was read is shown to others who look."""
+SLOW = 2.0
+"""Seconds after which the database counts as unavailable, here."""
+MOST_NODES = 500
+_LOG = logging.getLogger("headgate.admin")
+_decode, _encode = msgspec.json.Decoder(Figures).decode, msgspec.json.Encoder().encode
+
+
+class NodeFigures(NamedTuple):
+    """A node, and what it decided last, perhaps long ago; None: it has not written that."""
+
+    status: NodeStatus
+    figures: Figures | None
+
+
+class Fleet(NamedTuple):
+    """What is known of all nodes at one moment."""
+
+    now: int
+    own: str
+    """The id of the node that says so."""
+    nodes: list[NodeFigures]
+    revision: int
+    changed_at: int
+    reason: str = ""
+    """Why it is about one node only; empty: it is about all."""
+    past: tuple[Figures, ...] = ()
+    """What was written by nodes that ended: their past is a part of the fleet's."""
+
+    @property
+    def fresh(self) -> list[Figures]:
+        """What those nodes decide that have written lately."""
+        found = [node.figures for node in self.nodes if node.figures is not None]
+        return [each for each in found if each.at > self.now - FRESH_US]
+
+
+class LiveFigures:
+    """Looks at what a service decides, writes it while somebody looks, and adds up what all write.
+
+    Args:
+        database: where to; None: nowhere.
+        counted: returns what the workers of this service have counted; asked in a thread.
+        hot_keys: returns the keys that are asked about most, as JSON.
+        status: returns what this node reports of itself.
+        store: what the store of this service is called.
+        clock: what time it is, in microseconds since the epoch; for tests.
+    """
+
+    def __init__(
+        self,
+        database: Database | None,
+        counted: Callable[[], Iterable[Slice]] = lambda: (),
+        hot_keys: Callable[[], bytes] = lambda: b"{}",
+        status: Callable[[], NodeStatus] | None = None,
+        *,
+        store: str = "memory",
+        clock: Callable[[], int] = epoch_us,
+    ) -> None:
+        self._database, self._now = database, clock
+        self._watch = RateWatch(counted, hot_keys, store, clock)
+        me = this_node()
+        self._status = status or (lambda: me)
+        self._own = Figures()
+        self._news = asyncio.Event()
+        self._fleet: Fleet | None = None
+        self._read_at = 0.0
+        self._reading: asyncio.Task[Fleet] | None = None
+
+    async def run(self) -> None:
+        """Look, and write, without end."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._look())
+            if self._database is not None:
+                group.create_task(self._write(self._database))
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep((LOOK_US - self._now() % LOOK_US) / 1_000_000)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look once."""
+        try:
+            self._own = await asyncio.to_thread(self._watch.look)
+        except Exception:  # such as too many open files; there is a next look
+            _LOG.exception("what the workers have counted cannot be read now")
+        self._news.set()
+
+    async def _write(self, database: Database) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            with suppress(DatabaseError):  # whoever looks is told
+                await self.write(database)
+
+    async def write(self, database: Database) -> None:
+        """Write what was seen, if somebody looks at any node. Raises DatabaseError."""
+        async with database.reading() as connection:
+            watched = select(figures.c.at).where(figures.c.id == WATCHED)
+            if ((await connection.execute(watched)).scalar() or 0) < self._now():
+                return
+        row = {"id": self._status().id, "at": self._own.at, "body": _encode(self._own).decode()}
+        async with database.writing() as connection:
+            await _put(connection, row)
+
+    async def fleet(self) -> Fleet:
+        """Return what is known of all nodes; of this one alone, if the database does not answer in time."""
+        if self._fleet is not None and monotonic() - self._read_at < CACHED:
+            return self._fleet
+        reading = self._reading
+        if reading is None or reading.done():
+            reading = self._reading = asyncio.create_task(self._read())
+        done, _ = await asyncio.wait({reading}, timeout=SLOW)
+        return reading.result() if done else self._alone("the database does not answer in time")
+
+    async def finish(self) -> None:
+        """End what is still being read."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading}, timeout=PATIENCE)
+
+    async def _read(self) -> Fleet:
+        try:
+            self._fleet = await self._found(self._database) if self._database else self._alone(NO_DATABASE)
+        except DatabaseError as error:
+            self._fleet = self._alone(error.public)
+        self._read_at = monotonic()
+        return self._fleet
+
+    def _alone(self, reason: str) -> Fleet:
+        status = self._status()
+        return Fleet(self._now(), status.id, [NodeFigures(status, self._own)], status.revision, 0, reason)
+
+    async def _found(self, database: Database) -> Fleet:
+        """Read what all nodes have written, and let them know that somebody looks. Raises DatabaseError."""
+        now, own = self._now(), self._status()
+        lately = select(nodes).where(nodes.c.seen_at > now - FORGOTTEN_AFTER_US)
+        present = lately.order_by(nodes.c.seen_at.desc()).limit(MOST_NODES)
+        written = select(figures).where(figures.c.at > now - HISTORY_US).order_by(figures.c.at.desc()).limit(MOST_NODES)
+        async with database.reading() as connection:
+            number, changed_at = (await connection.execute(select(revision.c.number, revision.c.changed_at))).one()
+            statuses = [NodeStatus(**row) for row in (await connection.execute(present)).mappings()]
+            rows = {row.id: row for row in await connection.execute(written)}
+        watched = rows.pop(WATCHED, None)
+        if watched is None or watched.at < now + WATCHED_US // 2:
+            async with database.writing() as connection:
+                await _put(connection, {"id": WATCHED, "at": now + WATCHED_US, "body": ""})
+                await connection.execute(delete(figures).where(figures.c.at < now - HISTORY_US))
+        seen = {name: _figures(row.body) for name, row in rows.items()} | {own.id: self._own}
+        if own.id not in {status.id for status in statuses}:
+            statuses.append(own)
+        found = [NodeFigures(status, seen.pop(status.id, None)) for status in statuses]
+        found.sort(key=lambda node: (node.status.host, node.status.started_at))
+        return Fleet(now, own.id, found, number, changed_at, past=tuple(seen.values()))
+
+
+async def _put(connection: AsyncConnection, row: dict[str, Any]) -> None:
+    put = upsert(connection, figures)
+    changed = {"at": put.excluded.at, "body": put.excluded.body}
+    await connection.execute(put.on_conflict_do_update(index_elements=["id"], set_=changed), row)
+
+
+def _figures(body: str) -> Figures:
+    try:
+        return _decode(body)
+    except msgspec.DecodeError:  # of another version, perhaps
+        return Figures()

@@ -1,0 +1,133 @@
+"""What the fleet decides at present, as the API and the console show it: sums, histories, and each node."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from headgate.admin.attention import attention, is_behind, is_gone
+from headgate.admin.live import FRESH_US, Fleet, NodeFigures
+from headgate.observe.hot_keys import HotKey, HotList, merged_lists
+from headgate.observe.rates import MOST_KEYS, MOST_RULES, STEP_SECONDS, STEPS, Figures, Point, Rates, RuleRates
+from headgate.policy.times import moment_text
+
+_SHOWN_NODES = 200
+
+
+def overview(fleet: Fleet) -> dict[str, Any]:
+    """Return what a fleet decides at present."""
+    fresh = fleet.fresh
+    rules = _rules(fresh)
+    refusing = sorted((each for each in rules if each["refused"]), key=lambda each: -each["refused"])
+    shadows = sorted((each for each in rules if each["shadow_refused"]), key=lambda each: -each["shadow_refused"])
+    hot = merged_lists([HotList(each.hot, each.denied) for each in fresh], MOST_KEYS)
+    return {
+        "at": moment_text(fleet.now),
+        "scope": "node" if fleet.reason else "fleet",
+        "reason": fleet.reason,
+        "rates": _rates(fresh),
+        "history": {"step_seconds": STEP_SECONDS, "points": _history(fleet)},
+        "busiest_rules": rules[:MOST_RULES],
+        "refusing_rules": refusing[:MOST_RULES],
+        "shadow_rules": shadows[:MOST_RULES],
+        "hot_keys": _keys(hot.hot),
+        "refused_keys": _keys(hot.denied),
+        "attention": attention(fleet),
+        "revision": fleet.revision,
+        "nodes": {
+            "total": len(fleet.nodes),
+            "reporting": len(fresh),
+            "items": [_node(each, fleet) for each in fleet.nodes[:_SHOWN_NODES]],
+        },
+    }
+
+
+def _rates(fresh: list[Figures]) -> dict[str, float]:
+    sums = {name: _sum(getattr(each.rates, name) for each in fresh) for name in Rates.__struct_fields__}
+    return {**sums, "refused_share": share(sums["refused"], sums["allowed"])}
+
+
+def share(refused: float, allowed: float) -> float:
+    """Return which part of all is refused, from 0 to 1."""
+    return round(refused / (refused + allowed), 4) if refused else 0.0
+
+
+def _sum(numbers: Iterable[float]) -> float:
+    return round(sum(numbers), 2)
+
+
+def _rules(fresh: list[Figures]) -> list[dict[str, Any]]:
+    """Return the sums of the rules that nodes name, the busiest first."""
+    sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    names = RuleRates.__struct_fields__[1:]
+    for each in fresh:
+        for rule in each.rules:
+            for name in names:
+                sums[rule.rule_id][name] += getattr(rule, name)
+    found = [
+        {
+            "rule_id": rule,
+            **{name: round(rates[name], 2) for name in names},
+            "refused_share": share(rates["refused"], rates["allowed"]),
+        }
+        for rule, rates in sums.items()
+    ]
+    return sorted(found, key=_decisions, reverse=True)
+
+
+def _decisions(rule: dict[str, Any]) -> float:
+    found: float = rule["allowed"] + rule["refused"] + rule["shadow_allowed"] + rule["shadow_refused"]
+    return found
+
+
+def _history(fleet: Fleet) -> list[dict[str, Any]]:
+    """Return ten minutes of the fleet, up to the step that all nodes have written which write at present."""
+    last = min((each.history[-1].at for each in fleet.fresh if each.history), default=0)
+    first = last - (STEPS - 1) * STEP_SECONDS
+    names = Point.__struct_fields__[1:]
+    sums: dict[int, list[float]] = {}
+    for each in (*[node.figures for node in fleet.nodes if node.figures is not None], *fleet.past):
+        for at, *rates in map(msgspec.structs.astuple, each.history):
+            if first <= at <= last:
+                known = sums.setdefault(at, [0.0] * len(names))
+                for place, rate in enumerate(rates):
+                    known[place] += rate
+    return [
+        {"at": moment_text(at * 1_000_000), **{name: round(rate, 2) for name, rate in zip(names, rates, strict=True)}}
+        for at, rates in sorted(sums.items())
+    ]
+
+
+def _keys(keys: tuple[HotKey, ...]) -> list[dict[str, Any]]:
+    return [{"rule_id": each.rule, "key": each.key, "per_second": each.per_second} for each in keys]
+
+
+def _node(node: NodeFigures, fleet: Fleet) -> dict[str, Any]:
+    status, figures = node.status, node.figures
+    is_fresh = figures is not None and figures.at > fleet.now - FRESH_US
+    known = figures if figures is not None else Figures()
+    state = "gone" if is_gone(node, fleet) else "behind" if is_behind(node, fleet) else "ok"
+    return {
+        "id": status.id,
+        "host": status.host,
+        "process": status.process,
+        "is_this": status.id == fleet.own,
+        "state": state,
+        "started_at": moment_text(status.started_at),
+        "seen_at": moment_text(status.seen_at),
+        "revision": status.revision,
+        "error": status.error,
+        "version": known.version,
+        "workers": known.workers,
+        "enforcing": known.enforcing,
+        "store": {
+            "name": known.store,
+            "state": ("down" if "open" in known.circuits.values() else "recovering") if known.circuits else "up",
+            "circuits": known.circuits,
+            "since": moment_text(known.troubled_since) if known.troubled_since else None,
+        },
+        "rates": msgspec.structs.asdict(known.rates) if is_fresh else None,
+    }
