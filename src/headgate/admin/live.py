@@ -118,7 +118,7 @@ class LiveFigures:
         """Look once."""
         try:
             self._own = await asyncio.to_thread(self._watch.look)
-        except Exception:  # such as too many open files; there is a next look
+        except Exception:  # noqa: BLE001  such as too many open files; there is a next look
             _LOG.exception("what the workers have counted cannot be read now")
         self._news.set()
 

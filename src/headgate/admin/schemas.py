@@ -186,7 +186,7 @@ _NODE_MEMBERS: dict[str, Described] = {
 _NODE, _NODE_EXAMPLE = record(_NODE_MEMBERS)
 _RATE: Described = (NUMBER, 12.5)
 _RATES: dict[str, Described] = {
-    **{name: _RATE for name in ("allowed", "refused", "degraded", "shadow_refused")},
+    **dict.fromkeys(("allowed", "refused", "degraded", "shadow_refused"), _RATE),
     "refused_share": ({**NUMBER, "minimum": 0, "maximum": 1}, 0.5),
 }
 
@@ -200,7 +200,7 @@ def _objects(kind: str, name: str, schema: Json, value: Any) -> dict[str, Descri
 
 _OF_RULE = {"rule_id": (TEXT, "orders-user"), **_RATES, "shadow_allowed": (NUMBER, 0.0)}
 _OF_KEY = items(record({"rule_id": (TEXT, "orders-user"), "key": (TEXT, "#5f2b9e2a4c1d7f30"), "per_second": _RATE}))
-_POINT = {name: _RATE for name in ("allowed", "refused", "degraded", "shadow_refused")}
+_POINT = dict.fromkeys(("allowed", "refused", "degraded", "shadow_refused"), _RATE)
 _LIVE = record(
     {
         "at": (MOMENT, _NEW_YEAR),
