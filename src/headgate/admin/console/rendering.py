@@ -146,7 +146,13 @@ def line(values: Sequence[float], width: float, height: float, most: float = 0) 
     return " ".join(f"{index * step:.1f},{height - height * value / most:.1f}" for index, value in enumerate(values))
 
 
-_PARENTS = {"/rule": "/rules", "/revision": "/revisions", "/consumer": "/consumers", "/user": "/who"}
+_PARENTS = {
+    "/rule": "/rules",
+    "/revision": "/revisions",
+    "/undo": "/revisions",
+    "/consumer": "/consumers",
+    "/user": "/who",
+}
 """Pages that are below one in the navigation."""
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("headgate.admin.console"),
