@@ -6,7 +6,6 @@ import argparse
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -20,11 +19,12 @@ from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.policy.request import principal_name
 from headgate.replay import chart
-from headgate.replay.logs import AUTO, FORMATS, LogReader
-from headgate.replay.replaying import OWN_FIELDS, Fields, Period, Replay, ReplaySummary, merged
+from headgate.replay.logs import AUTO, FORMATS, STDIN
+from headgate.replay.merging import MergedLogs
+from headgate.replay.replaying import OWN_FIELDS, Fields, Period, Replay, ReplaySummary
 from headgate.replay.report import report
 from headgate.replay.results import ComparisonSummary, RefusedSummary, RulesSummary, RuleSummary
-from headgate.replay.wording import notes_on, percent, readable, unit_text
+from headgate.replay.wording import counted, later, notes_on, percent, readable, unit_text
 from headgate.stores.memory import MAX_KEYS
 
 INTERRUPTED = 130
@@ -89,6 +89,8 @@ def _replay(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if not arguments.rules:
         raise UsageError("say by which --rules FILE, or set HEADGATE_RULES")
     names = [name for name in (arguments.rules, arguments.compare) if name]
+    if [*names, *arguments.logs].count(STDIN) > 1:
+        raise UsageError("only one of --rules, --compare and the logs can be -, the standard input")
     for name in names:
         if for_envoy(name) is not None:
             raise UsageError(f"{name} is of envoyproxy/ratelimit: a replay takes rules (headgate rules validate FILE)")
@@ -104,12 +106,11 @@ def _replay(arguments: argparse.Namespace, terminal: Terminal) -> int:
     )
     replay = Replay(rulesets, fields=fields, period=period, max_keys=arguments.max_keys)
     columns = {**fields.columns(), **dict(_pairs(arguments.column, "--column", "time=when"))}
-    logs = [*dict.fromkeys(arguments.logs)]
-    readers = [LogReader([name], format=arguments.format, columns=columns) for name in logs]
-    is_complete = _run(replay, readers, terminal)
-    summary = replay.summary(readers, is_complete=is_complete)
+    logs = MergedLogs(arguments.logs, form=arguments.format, columns=columns)
+    is_complete = _run(replay, logs, terminal)
+    summary = replay.summary(logs, is_complete=is_complete)
     if arguments.html:
-        _save(report(summary, names, logs), Path(arguments.html))
+        _save(report(summary, [Path(name).name for name in names], logs.paths), Path(arguments.html))
     if arguments.json:
         terminal.out.write(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
     else:
@@ -130,21 +131,17 @@ def _save(page: str, path: Path) -> None:
         raise UsageError(f"--html {path}: {error.strerror}") from None
 
 
-def _run(replay: Replay, readers: Sequence[LogReader], terminal: Terminal) -> bool:
+def _run(replay: Replay, logs: MergedLogs, terminal: Terminal) -> bool:
     """Replay all of it; says whether it was not interrupted."""
-    totals = [reader.total_bytes for reader in readers]
-    with ExitStack() as stack:
-        shown = stack.enter_context(progress.shown(terminal, "replaying", "bytes"))
-        shown.total = sum(total or 0 for total in totals) if None not in totals else 0
-        began = monotonic()
+    with progress.shown(terminal, "replaying", "bytes") as shown:
+        shown.total, began = logs.total_bytes or 0, monotonic()
 
         def step() -> None:
-            shown.done = sum([reader.read_bytes for reader in readers])
-            rate = replay.lines / max(monotonic() - began, 1e-9)
-            shown.note = f"{replay.lines:,} lines, {rate:,.0f} lines/s"
+            shown.done = logs.read_bytes
+            shown.note = f"{replay.lines:,} lines, {replay.lines / max(monotonic() - began, 1e-9):,.0f} lines/s"
 
         try:
-            replay.run(merged(readers), step)
+            replay.run(logs, step)
         except KeyboardInterrupt:
             return False
     return True
@@ -182,7 +179,7 @@ class Telling:
         summary, say = self._summary, self._terminal.say
         rules = summary.rules[0]
         if summary.lines:
-            say(f"{summary.lines:,} requests from {readable(summary.began)} to {readable(summary.ended)} UTC")
+            say(f"{counted(summary.lines, 'request')} from {readable(summary.began)} to {readable(summary.ended)} UTC")
             for name, each in zip(self._names, summary.rules, strict=True):
                 self._tell_totals(name, each)
             self._tell_charts(
@@ -200,7 +197,7 @@ class Telling:
     def _tell_totals(self, name: str, rules: RulesSummary) -> None:
         say, styled = self._terminal.say, self._terminal.styled
         share = percent(rules.refused, rules.requests)
-        told = f"{rules.refused:,} refused ({share}), of {rules.principals_refused:,} principals"
+        told = f"{rules.refused:,} refused ({share}), of {counted(rules.principals_refused, 'principal')}"
         say(f"{printable(name)}: {rules.allowed:,} admitted, {styled(told, 'red') if rules.refused else told}")
 
     def _tell_charts(self, charts: Sequence[tuple[str, Sequence[int], int, str]]) -> None:
@@ -214,7 +211,8 @@ class Telling:
             for row in plot.rows(counts, height):
                 say(styled(row, style))
         if charts:
-            say(plot.times(datetime.fromisoformat(summary.buckets_from), seconds, buckets))
+            began = datetime.fromisoformat(summary.buckets_from)
+            say(plot.times(began, later(began, seconds * buckets), seconds, buckets))
 
     def _tell_rules(self, rules: RulesSummary) -> None:
         applied = [rule for rule in rules.rules if rule.decided]
@@ -262,8 +260,12 @@ class Telling:
         say, styled = self._terminal.say, self._terminal.styled
         before, after = map(printable, self._names)
         say(f"\n{styled(f'with {after} instead of {before}', 'bold')}")
-        refused = f"{changes.newly_refused:,} newly refused, of {changes.principals_newly_refused:,} principals"
-        admitted = f"{changes.newly_admitted:,} newly admitted, of {changes.principals_newly_admitted:,} principals"
+        refused = (
+            f"{changes.newly_refused:,} newly refused, of {counted(changes.principals_newly_refused, 'principal')}"
+        )
+        admitted = (
+            f"{changes.newly_admitted:,} newly admitted, of {counted(changes.principals_newly_admitted, 'principal')}"
+        )
         say(f"  {styled(refused, 'red') if changes.newly_refused else refused}")
         say(f"  {styled(admitted, 'green') if changes.newly_admitted else admitted}")
         self._tell_charts(
@@ -274,7 +276,7 @@ class Telling:
         )
         for what, by_rule in (("newly refused by", changes.refused_by), ("no longer refused by", changes.admitted_by)):
             for rule, each in [*by_rule.items()][:_MOST_NAMES]:
-                say(f"\n{what} {styled(rule, 'bold')}: {each.count:,}, of {each.principals:,} principals")
+                say(f"\n{what} {styled(rule, 'bold')}: {each.count:,}, of {counted(each.principals, 'principal')}")
                 self._tell_top(each)
 
     def _tell_notes(self) -> None:

@@ -7,7 +7,7 @@ whose counts are added up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 UNICODE, ASCII = " ▁▂▃▄▅▆▇█", " .:|#"
 """What a cell shows, from empty to full."""
@@ -73,10 +73,9 @@ class Plot:
             rows.append(f"{scale.rjust(self._margin)} {line}{''.join(cells)}".rstrip())
         return [*rows, f"{'0'.rjust(self._margin)} {corner}{dash * (wide * len(found))}"]
 
-    def times(self, began: datetime, bucket_seconds: int, buckets: int) -> str:
+    def times(self, began: datetime, end: datetime, bucket_seconds: int, buckets: int) -> str:
         """Return the times when the first bucket begins and the last one ends, to stand below the rows."""
         count = len(columns([0] * buckets, self._room)[0])
-        end = began + timedelta(seconds=bucket_seconds * buckets)
         precise = "%Y-%m-%d %H:%M:%S" if bucket_seconds < 60 else "%Y-%m-%d %H:%M"
         form = "%Y-%m-%d" if bucket_seconds > _EIGHT_HOURS else precise
         left, right = f"{began:{form}}", f"{end:{form}}"

@@ -6,14 +6,12 @@ but those of the log.
 
 **Order.** Logs are written when a request ends, and by several workers: lines are a little out of order. The clock
 never goes back, as that of no service does: a line that is older than one before it is decided at the time of that one,
-and counted as late. Files may be named in any order, and may overlap: their lines are merged by time.
+and counted as late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from heapq import merge
-from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -25,7 +23,8 @@ from headgate.engine import Engine, Ruling
 from headgate.policy.model import Ruleset
 from headgate.policy.request import APIKEY, IP, USER, Request, principal_name
 from headgate.policy.times import moment_text
-from headgate.replay.logs import Entry, LogReader, UnreadLine
+from headgate.replay.logs import Entry, UnreadLine
+from headgate.replay.merging import MergedLogs
 from headgate.replay.results import Comparison, ComparisonSummary, RulesResults, RulesSummary, Timeline
 from headgate.stores.memory import MAX_KEYS, MemoryStore
 
@@ -202,14 +201,13 @@ class Replay:
                     rulings.append(None)
             yield entry, request, rulings
 
-    def summary(self, readers: Sequence[LogReader] = (), *, is_complete: bool = True) -> ReplaySummary:
-        """Return what was found so far."""
-        unread = [line for reader in readers for line in reader.unread.first]
+    def summary(self, logs: MergedLogs | None = None, *, is_complete: bool = True) -> ReplaySummary:
+        """Return what was found so far, and which lines of the logs could not be read."""
         return ReplaySummary(
             is_complete=is_complete,
             lines=self.lines,
-            unread=sum(reader.unread.count for reader in readers),
-            unread_first=tuple(unread[:SHOWN_UNREAD]),
+            unread=logs.unread if logs else 0,
+            unread_first=tuple(logs.unread_first[:SHOWN_UNREAD]) if logs else (),
             outside=self.outside,
             late=self.late,
             latest_seconds=self.latest_us / SECOND,
@@ -256,10 +254,3 @@ class ReplaySummary(msgspec.Struct, frozen=True):
     rules: tuple[RulesSummary, ...]
     """Of the rules, and of those that they are compared with."""
     comparison: ComparisonSummary | None
-
-
-def merged(readers: Sequence[LogReader]) -> Iterator[Entry]:
-    """Return the lines of several files by their times, whatever the order of the files."""
-    if len(readers) == 1:
-        return iter(readers[0])
-    return merge(*readers, key=attrgetter("at"))

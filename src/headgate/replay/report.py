@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from hashlib import sha256
 from html import escape
 from importlib import resources
@@ -17,7 +17,7 @@ from headgate.core.numbers import printable
 from headgate.replay.chart import columns
 from headgate.replay.replaying import ReplaySummary
 from headgate.replay.results import DENY_LIST, ComparisonSummary, RefusedSummary, RulesSummary, RuleSummary
-from headgate.replay.wording import notes_on, percent, period_text, readable, unit_text
+from headgate.replay.wording import counted, later, notes_on, percent, period_text, readable, unit_text
 
 MOST_RULES = 200
 """Rules that are shown of each file; those that refuse least are left out."""
@@ -39,8 +39,8 @@ def element(tag: str, *children: str | Html | Iterable[str | Html] | None, **att
         for name, value in attributes.items()
         if value is not None
     ]
-    opening = f"<{tag}{''.join(given)}>"
-    return Html(opening if tag in _EMPTY and not children else f"{opening}{_joined(children)}</{tag}>")
+    opening = f"<{tag}{''.join(given)}"
+    return Html(f"{opening}/>" if tag in _EMPTY and not children else f"{opening}>{_joined(children)}</{tag}>")
 
 
 def _joined(children: Iterable[str | Html | Iterable[str | Html] | None]) -> Html:
@@ -83,12 +83,11 @@ class _Page:
     def __init__(self, summary: ReplaySummary, names: Sequence[str], logs: Sequence[str]) -> None:
         self._summary, self._names, self._logs = summary, names, logs
         self._starts = datetime.fromisoformat(summary.buckets_from)
-        self._width = timedelta(seconds=summary.bucket_seconds)
 
     def main(self) -> Html:
         summary, names = self._summary, self._names
         shown = ", ".join(self._logs[:3]) + (f" and {len(self._logs) - 3} more" if len(self._logs) > 3 else "")
-        about = f"{summary.lines:,} requests of {shown}"
+        about = f"{counted(summary.lines, 'request')} of {shown}"
         if summary.began is not None:
             about += f", {period_text(summary.began, summary.ended)} UTC"
         title = f"What {names[0]} would have refused"
@@ -113,12 +112,13 @@ class _Page:
             _figure(f"{refusing:,}", f"rules that refused, of {len(rules.rules):,}"),
         ]
         charts = [
-            _legend(("requests", "requests"), ("refused", "refused")),
+            _legend(("requests", f"requests in {unit_text(self._summary.bucket_seconds)}"), ("refused", "refused")),
             self._chart(
                 [("requests", rules.requests_over_time), ("refused", rules.refused_over_time)], "tall", is_told=True
             ),
         ]
         if refused:
+            charts += [_legend(("refused", "refused, on a scale of their own"))]
             charts += [self._chart([("refused", rules.refused_over_time)], "low")]
         parts = [element("div", figures, class_="figures"), element("section", charts, class_="card")]
         if applied:
@@ -134,7 +134,7 @@ class _Page:
                 element("p", f"{len(applied) - MOST_RULES:,} rules that refuse less are left out.", class_="quiet")
             )
         if rules.deny_listed.count:
-            count = f"The deny list refused {rules.deny_listed.count:,} requests"
+            count = f"The deny list refused {counted(rules.deny_listed.count, 'request')}"
             parts.append(element("section", element("h3", count), self._refused(rules.deny_listed), class_="card"))
         idle = [rule.id for rule in rules.rules if not rule.decided and rule.enabled]
         if idle:
@@ -175,10 +175,10 @@ class _Page:
                 self._chart([("requests", rule.decided_over_time), (kind, counts)], "low"),
             ]
         if refused.count:
-            of = f"{estimate}{refused.principals:,} of {rule.principals:,} principals"
+            of = f"{estimate}{refused.principals:,} of {counted(rule.principals, 'principal')}"
             more.append(self._refused(refused, of))
         else:
-            more.append(element("p", f"It refused none of {rule.principals:,} principals.", class_="quiet"))
+            more.append(element("p", f"It refused none of {counted(rule.principals, 'principal')}.", class_="quiet"))
         return element(
             "details",
             element("summary", element("div", row, class_="row")),
@@ -214,16 +214,15 @@ class _Page:
         return element("div", parts, class_="columns")
 
     def _comparison(self, changes: ComparisonSummary) -> list[Html]:
-        of = "of {:,} principals"
         figures = [
             _figure(
                 f"{changes.newly_refused:,}",
-                f"newly refused, {of.format(changes.principals_newly_refused)}",
+                f"newly refused, of {counted(changes.principals_newly_refused, 'principal')}",
                 "is-refused" if changes.newly_refused else None,
             ),
             _figure(
                 f"{changes.newly_admitted:,}",
-                f"newly admitted, {of.format(changes.principals_newly_admitted)}",
+                f"newly admitted, of {counted(changes.principals_newly_admitted, 'principal')}",
                 "is-admitted" if changes.newly_admitted else None,
             ),
         ]
@@ -239,7 +238,7 @@ class _Page:
             parts.append(element("section", charts, class_="card"))
         for title, by_rule in (("Newly refused by", changes.refused_by), ("No longer refused by", changes.admitted_by)):
             for rule, refused in [*by_rule.items()][:MOST_RULES]:
-                count = f"{refused.count:,} requests of {refused.principals:,} principals"
+                count = f"{counted(refused.count, 'request')} of {counted(refused.principals, 'principal')}"
                 name = rule if rule == DENY_LIST else f"rule {rule}"
                 heading = element("h3", f"{title} {name}: {count}")
                 parts.append(element("section", heading, self._refused(refused), class_="card"))
@@ -280,12 +279,16 @@ class _Page:
         view = f"0 0 {buckets} {_TALL}"
         svg = element("svg", drawn, viewBox=view, preserveAspectRatio="none", class_=size, role="img", aria_label=title)
         scale = element("div", *[element("span", text) for text in (f"{highest:,}", "0")], class_="scale")
-        ends = self._starts, self._starts + self._width * buckets
+        ends = self._starts, self._at(buckets)
         times = element("div", *[element("span", f"{end:%Y-%m-%d %H:%M}") for end in ends], class_="times")
         return element("figure", scale, svg, times)
 
+    def _at(self, place: int) -> datetime:
+        """Return when a bucket begins."""
+        return later(self._starts, self._summary.bucket_seconds * place)
+
     def _told(self, place: int, series: Sequence[tuple[str, Sequence[int]]]) -> Html:
-        text = f"{self._starts + self._width * place:%Y-%m-%d %H:%M:%S} UTC"
+        text = f"{self._at(place):%Y-%m-%d %H:%M:%S} UTC"
         for kind, counts in series:
             text += f"\n{counts[place]:,} {kind}"
         told = Html(escape(text))  # with its line breaks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from headgate.replay.replaying import ReplaySummary
 
 
@@ -13,17 +15,25 @@ def notes_on(summary: ReplaySummary) -> list[str]:
     notes: list[tuple[object, str]] = [
         (not summary.is_complete, "Interrupted: this is what was found until then."),
         (not summary.lines, "No request was replayed."),
-        (rules.unmatched, f"{rules.unmatched:,} requests ({met}) met no rule."),
-        (rules.allow_listed, f"{rules.allow_listed:,} requests are on the allow list."),
-        (rules.invalid, f"{rules.invalid:,} requests would be answered with an error, the first: {rules.problem}"),
+        (rules.unmatched, f"{counted(rules.unmatched, 'request')} ({met}) met no rule."),
+        (rules.allow_listed, f"Admitted by the allow list: {counted(rules.allow_listed, 'request')}."),
+        (
+            rules.invalid,
+            f"{counted(rules.invalid, 'request')} would be answered with an error, the first: {rules.problem}",
+        ),
         (fields, f"No line has a value for {fields}: see --principal, --attribute and --tier."),
-        (summary.late, f"{summary.late:,} lines are older than a line before them, {late}."),
-        (summary.answered_429, f"{summary.answered_429:,} requests were answered 429 when they were made."),
-        (summary.outside, f"{summary.outside:,} lines are outside the period of --since and --until."),
+        (summary.late, f"Out of order: {counted(summary.late, 'line')}, older than a line before {late}."),
+        (summary.answered_429, f"Answered 429 when they were made: {counted(summary.answered_429, 'request')}."),
+        (summary.outside, f"Outside the period of --since and --until: {counted(summary.outside, 'line')}."),
         (summary.stores_full, "More limits were in use than --max-keys: callers share some, and may be refused early."),
-        (summary.unread, f"{summary.unread:,} lines could not be read; the first of them:"),
+        (summary.unread, f"{counted(summary.unread, 'line')} could not be read, such as:"),
     ]
     return [note for is_true, note in notes if is_true]
+
+
+def counted(count: int, noun: str, about: str = "") -> str:
+    """Return a number of things, such as "1 principal" or "about 2,000 principals"."""
+    return f"{about}{count:,} {noun}{'s' * (count != 1)}"
 
 
 def percent(part: int, whole: int) -> str:
@@ -39,6 +49,14 @@ def unit_text(seconds: int) -> str:
             count = seconds // size
             return f"{count} {unit}s" if count > 1 else f"{'an' if unit == 'hour' else 'a'} {unit}"
     return f"{seconds} seconds"
+
+
+def later(began: datetime, seconds: int) -> datetime:
+    """Return the time so many seconds later, or the last one that there is."""
+    try:
+        return began + timedelta(seconds=seconds)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=began.tzinfo)
 
 
 def readable(moment: str | None) -> str:
