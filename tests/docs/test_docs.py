@@ -28,7 +28,8 @@ from headgate.stores.redis.address import Address
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/microservices/README.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *(ROOT / "examples" / name / "README.md" for name in ("demo", "microservices")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
