@@ -1,20 +1,45 @@
-"""The first page: what the fleet decides now, and what needs somebody."""
+"""The first page: what the fleet decides now, and what needs somebody; and the nodes, one by one."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from litestar import Request, Response, get
 
+from headgate.admin.console.charts import Chart, Series, stacked
 from headgate.admin.console.rendering import page
 from headgate.admin.routes.asking import VIEWER, Admin
+from headgate.admin.tables import epoch_us
+from headgate.observe.rates import STEP_SECONDS, STEPS
+
+_ROWS = 8
 
 
 @get("/", opt=VIEWER)
 async def overview(request: Request[Any, Any, Any], admin: Admin) -> Response[str]:
     """Show what the fleet decides now."""
-    nodes = await admin.reports.nodes()
-    return page(request, "overview.html", nodes=nodes)
+    live = await admin.reports.live()
+    return page(request, "overview.html", live=live, chart=_chart(live["history"]["points"]), rows=_ROWS)
 
 
-ROUTES = [overview]
+@get("/nodes", opt=VIEWER)
+async def nodes(request: Request[Any, Any, Any], admin: Admin) -> Response[str]:
+    """Show each service that shares these rules."""
+    return page(request, "nodes.html", live=await admin.reports.live())
+
+
+def _chart(points: list[dict[str, Any]]) -> Chart:
+    """Return the chart of the last minutes, in which what is refused stands on what is allowed.
+
+    It is as wide for a fleet that has just started.
+    """
+    found = {int(datetime.fromisoformat(point["at"]).timestamp()): point for point in points}
+    last = max(found, default=epoch_us() // 1_000_000)
+    times = [last - STEP_SECONDS * back for back in reversed(range(STEPS))]
+    kinds = (("allowed", "accent"), ("refused", "bad"))
+    series = [Series(name, kind, [found[at][name] if at in found else 0 for at in times]) for name, kind in kinds]
+    return stacked([at * 1_000_000 for at in times], series)
+
+
+ROUTES = [overview, nodes]
