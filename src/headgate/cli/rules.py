@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from headgate.cli import progress, served_rules
+from headgate.cli import progress, served_rules, suggest
 from headgate.cli.admin_client import add_admin_options
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command, add_group
 from headgate.cli.rule_files import checked, explained, for_envoy, problem_data, tell_problems, validated
@@ -77,6 +77,7 @@ def add(commands: Commands) -> None:
     diff.add_argument("--all", action="store_true", help=f"list all differences, not only the first {LISTED} of a kind")
     add_admin_options(diff, seconds=BULK_SECONDS)
     served_rules.add_to_rules(actions)
+    suggest.add_to_rules(actions)
     add_command(
         actions,
         "schema",

@@ -1,0 +1,353 @@
+"""Suggests limits from what principals used: rules as a file, each with its reasons as comments.
+
+The limit of a rule is what 99.9 % of principals needed in their busiest minute and hour, times the headroom, rounded
+up, and at least `LEAST_LIMIT`. Outliers are left out of that, so that the limit does not follow them: a few principals
+at the top (up to 1 %, at least 3 and at most 20) who used at least `GAP` times as much as the next one.
+
+Windows are measured as they stand on the clock, so any other minute may hold what was in two of them. Therefore a
+headroom of 2 is enough, with every algorithm, for all who stay within the percentile.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from math import ceil
+from typing import NamedTuple, TypeAlias
+
+from headgate.core.errors import UsageError
+from headgate.core.numbers import printable
+from headgate.core.quota import Quota
+from headgate.policy.addresses import counted_by
+from headgate.policy.dumping import to_yaml
+from headgate.policy.model import Rule, Ruleset
+from headgate.policy.paths import normalised
+from headgate.policy.request import APIKEY, IP, USER, InvalidRequest
+from headgate.replay.endpoints import Endpoint
+from headgate.replay.entry import Entry
+from headgate.replay.use import WINDOWS, Usage, Use
+
+LEAST_LIMIT = 5
+"""No limit is lower: where one request is usual, a second try is no abuse."""
+GAP, LEAST_OUTLIER = 3, 10
+"""An outlier used so many times as much as the next principal, and at least so many requests in a window."""
+_MOST_OUTLIERS = 20
+HEADROOM = 2.0
+MOST_ENDPOINTS, LEAST_SHARE = 10, 0.01
+"""Rules for single endpoints: so many, each with this share of all requests."""
+LOOKED_AT = 10_000
+"""Lines that show who is counted."""
+_NAMED = 5
+_LONGEST_NAME = 80
+_FEW = 100
+_DAY_US = 86_400_000_000
+_STEPS = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100)
+_PEOPLE = {USER: "user", IP: "address", APIKEY: "API key"}
+Principal: TypeAlias = Callable[[Entry], str]
+
+
+class Over(NamedTuple):
+    """A principal that used more than a suggested limit."""
+
+    principal: str
+    peak: int
+    window: str
+
+
+class Suggested(NamedTuple):
+    """A suggested rule, and its reasons."""
+
+    rule: Rule
+    reasons: Sequence[str]
+    over: Sequence[Over]
+    """Those who used more than it, the worst first."""
+
+
+class Suggestion(NamedTuple):
+    """Suggested rules."""
+
+    rules: Sequence[Suggested]
+    about: Sequence[str]
+    """What was measured."""
+
+    def to_yaml(self) -> str:
+        """Return the rules as a file, with the reasons as comments."""
+        reasons = {f"- id: {each.rule.id}": each.reasons for each in self.rules}
+        lines = [f"# {line}" for line in self.about]
+        for line in to_yaml(Ruleset(tuple(each.rule for each in self.rules))).splitlines():
+            if line in reasons:
+                lines += [""] * (lines[-1] != "rules:") + [f"# {reason}" for reason in reasons[line]]
+            lines.append(line)
+        return "\n".join(lines) + "\n"
+
+
+class Suggester:
+    """Measures the requests of logs, and suggests limits.
+
+    Args:
+        by: what is counted apart: a dimension; "" for the user if most of the first requests have one, else the API
+            key, else the address.
+        field: the field of the log that has it, if it is none of these.
+        headroom: what the measured use is multiplied by.
+        most_endpoints: how many rules are for single endpoints.
+        shadow: whether the rules only report.
+    """
+
+    def __init__(
+        self,
+        *,
+        by: str = "",
+        field: str = "",
+        headroom: float = HEADROOM,
+        most_endpoints: int = MOST_ENDPOINTS,
+        shadow: bool = True,
+        usage: Usage | None = None,
+    ) -> None:
+        if not 1 <= headroom <= 100:
+            raise UsageError(f"the headroom is a number from 1 to 100, not {headroom:g}")
+        if not 0 <= most_endpoints <= 1000:
+            raise UsageError(f"there are 0 to 1000 rules for endpoints, not {most_endpoints}")
+        self._by, self._field = by, field
+        self._headroom, self._most_endpoints, self._shadow = headroom, most_endpoints, shadow
+        self._usage = usage or Usage()
+        self.lines = self.without_principal = self.invalid = 0
+        self._began, self._ended = 1 << 62, 0
+
+    def read(self, entries: Iterable[Entry], step: Callable[[], object] = lambda: None) -> None:
+        """Measure the requests of a log; `step` is called now and then."""
+        source = iter(entries)
+        first = [entry for _, entry in zip(range(LOOKED_AT), source, strict=False)]
+        principal = self._chosen(first)
+        for part in (first, source):
+            for entry in part:
+                self._add(entry, principal)
+                if self.lines & 0x3FF == 0:
+                    step()
+
+    def _chosen(self, first: Sequence[Entry]) -> Principal:
+        """Return what takes the principal from a line; see `by`."""
+        ways: dict[str, Principal] = {USER: _user, APIKEY: _apikey, IP: _address}
+        if not self._by:
+            self._by = next(
+                (name for name in (USER, APIKEY) if 2 * sum(map(bool, map(ways[name], first))) > len(first)), IP
+            )
+        field = self._field
+        return (lambda entry: entry.fields.get(field, "")) if field else ways[self._by]
+
+    def _add(self, entry: Entry, principal: Principal) -> None:
+        self.lines += 1
+        at = entry.at
+        self._began = min(self._began, at)
+        self._ended = max(self._ended, at)
+        try:
+            who, path = principal(entry), normalised(entry.path)
+        except InvalidRequest:  # the service answers it with an error, and counts nothing
+            self.invalid += 1
+            return
+        if who:
+            self._usage.add(at, who, entry.method, path, entry.status)
+        else:
+            self.without_principal += 1
+
+    def suggestion(self) -> Suggestion:
+        """Return the rules. Raises UsageError if no request can be counted."""
+        usage, people = self._usage, _PEOPLE.get(self._by, self._by)
+        if not usage.requests:
+            raise UsageError(
+                f"no request of the {self.lines:,} in the log has {_article(people)}: see --by and --column"
+            )
+        overall = self._suggested(None, f"all-per-{self._by}")
+        rules, ids = [overall], {overall.rule.id}
+        for endpoint in self._endpoints():
+            each = self._suggested(endpoint, _id(endpoint, ids))
+            if _acts_before(each.rule, overall.rule):
+                ids.add(each.rule.id)
+                rules.append(each)
+        return Suggestion(rules, [*self._about(people)])
+
+    def _endpoints(self) -> list[Endpoint]:
+        """Return those that rules are suggested for, the busiest first."""
+        found = [each for each in self._usage.endpoints if each.requests >= LEAST_SHARE * self._usage.requests]
+        return sorted(found, key=lambda each: (-each.requests, str(each)))[: self._most_endpoints]
+
+    def _suggested(self, endpoint: Endpoint | None, name: str) -> Suggested:
+        """Return the rule for an endpoint, or for all."""
+        usage, people = self._usage, _PEOPLE.get(self._by, self._by)
+        has_hours = self._ended - self._began >= WINDOWS[1][1]
+        measured = [
+            _Measured(unit, usage.use(endpoint, window), self._headroom)
+            for window, (unit, _) in enumerate(WINDOWS[: 1 + has_hours])
+        ]
+        outliers = set[str]().union(*(each.outliers for each in measured))
+        for each in measured:
+            each.leave_out(outliers)
+        kept = [each for each in measured[:-1] if each.limit < measured[-1].limit] + measured[-1:]
+        if len(kept) == 2 and kept[1].limit >= 60 * kept[0].limit:
+            kept.pop()
+        quotas = Quota.parse("; ".join(f"{each.limit}/{each.unit}" for each in kept))
+        requests = usage.requests if endpoint is None else endpoint.requests
+        share = f" ({100 * requests / usage.requests:.0f} %)" if endpoint else ""
+        what = endpoint or "All endpoints"
+        reasons = [f"{what}: {requests:,} requests{share}, by {measured[0].count_text(people)}."]
+        reasons += [each.reason(self._headroom) for each in measured]
+        over = _over(kept)
+        reasons.append(_over_text(over, kept, outliers, people))
+        rule = Rule(
+            name,
+            quotas,
+            dimension=self._by,
+            endpoint=endpoint.pattern if endpoint else "**",
+            methods=frozenset({endpoint.method} if endpoint and endpoint.method else ()),
+            shadow=self._shadow,
+        )
+        return Suggested(rule, [printable(reason) for reason in reasons], over)
+
+    def _about(self, people: str) -> Iterator[str]:
+        span = self._ended - self._began
+        yield (
+            f"Suggested by `headgate rules suggest` from {self.lines:,} requests, {_when(self._began)} to"
+            f" {_when(self._ended)} UTC."
+        )
+        yield (
+            f"A limit is what 99.9 % of the {_plural(people)} needed in their busiest minute and hour,"
+            f" times {self._headroom:g}, rounded up, and at least {LEAST_LIMIT}."
+        )
+        if self._shadow:
+            yield "Every rule is a shadow: it counts and reports, and refuses nothing until `shadow` is removed."
+        yield "Try it on the log: headgate replay --rules THIS_FILE LOG"
+        if self._usage.level:
+            yield f"There are many {_plural(people)}: one of {1 << self._usage.level} was measured, drawn by chance."
+        if span < _DAY_US:
+            yield "The log covers less than a day: busier hours may need more."
+        if self.without_principal:
+            share = 100 * self.without_principal / self.lines
+            yield f"{self.without_principal:,} requests ({share:.1f} %) have no {people}: no rule here is for them."
+        if self.invalid:
+            yield f"{self.invalid:,} requests have a path or an address that the service refuses: they were left out."
+
+
+class _Measured:
+    """What was used of an endpoint in one kind of window, and the limit that follows."""
+
+    def __init__(self, unit: str, use: Use, headroom: float) -> None:
+        self.unit, self._use, self._headroom = unit, use, headroom
+        self.ordered = sorted(((peak, principal) for principal, peak in use.peaks.items()), reverse=True)
+        self.count = (len(use.peaks) if use.sampled is None else len(use.sampled)) * use.weight
+        self.outliers = _outliers(self.ordered, self.count)
+        self._normal: list[int] = []
+        self.limit = 0
+
+    def leave_out(self, outliers: set[str]) -> None:
+        """Take the percentiles and the limit from the others."""
+        sampled = self._use.peaks.keys() if self._use.sampled is None else self._use.sampled
+        self._normal = sorted(
+            peak for peak, principal in self.ordered if principal in sampled and principal not in outliers
+        )
+        self.limit = max(LEAST_LIMIT, rounded_up(ceil(self.percentile(99.9) * self._headroom)))
+
+    def percentile(self, percent: float) -> int:
+        return self._normal[max(0, ceil(len(self._normal) * percent / 100) - 1)] if self._normal else 1
+
+    def over(self) -> list[Over]:
+        return [Over(principal, peak, self.unit) for peak, principal in self.ordered if peak > self.limit]
+
+    def standing_for(self, principals: Iterable[str]) -> int:
+        """Return how many principals these stand for."""
+        sampled = self._use.sampled
+        return sum(self._use.weight if sampled is not None and each in sampled else 1 for each in principals)
+
+    def count_text(self, people: str) -> str:
+        about = "about " if self._use.sampled is not None else ""
+        return f"{about}{self.count:,} {_plural(people) if self.count != 1 else people}"
+
+    def reason(self, headroom: float) -> str:
+        most = f"most {self.ordered[0][0]:,} ({_name(self.ordered[0][1])})"
+        shares = ", ".join(f"p{percent:g} {self.percentile(percent):,}" for percent in (50, 99, 99.9))
+        return (
+            f"Busiest {self.unit}: {shares}, {most}."
+            f" The limit is {self.limit:,}, from {headroom:g} x {self.percentile(99.9):,}."
+        )
+
+
+def rounded_up(number: int) -> int:
+    """Return the next number that people would choose: 1 to 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 120 ..."""
+    if number <= 10:
+        return max(1, number)
+    unit = int(10 ** (len(str(number)) - 2))
+    return unit * next(step for step in _STEPS if step * unit >= number)
+
+
+def _outliers(ordered: Sequence[tuple[int, str]], count: int) -> set[str]:
+    """Return the principals at the top that used `GAP` times as much as the next one."""
+    most = min(max(3, count // 100), _MOST_OUTLIERS, len(ordered) // 4)
+    for place in range(most, 0, -1):
+        if ordered[place - 1][0] >= max(LEAST_OUTLIER, GAP * ordered[place][0]):
+            return {principal for _, principal in ordered[:place]}
+    return set()
+
+
+def _over(measured: Sequence[_Measured]) -> list[Over]:
+    """Return who went over the limit of any window, the worst first."""
+    limits = {each.unit: each.limit for each in measured}
+    found: dict[str, Over] = {}
+    for over in sorted(
+        [over for each in measured for over in each.over()], key=lambda over: -over.peak / limits[over.window]
+    ):
+        found.setdefault(over.principal, over)
+    return [*found.values()]
+
+
+def _over_text(over: Sequence[Over], measured: Sequence[_Measured], outliers: set[str], people: str) -> str:
+    if not over:
+        return f"No {people} went over it."
+    count = measured[0].standing_for(each.principal for each in over)
+    named = ", ".join(
+        f"{_name(each.principal)} ({each.peak:,} in a{'n' * (each.window == 'hour')} {each.window})"
+        for each in over[:_NAMED]
+    )
+    more = f" and {count - _NAMED:,} more" if count > _NAMED else ""
+    left_out = " Outliers were left out of the percentiles." if outliers else ""
+    return f"{count:,} of {measured[0].count_text(people)} went over it: {named}{more}.{left_out}"
+
+
+def _acts_before(rule: Rule, overall: Rule) -> bool:
+    """Whether a rule for an endpoint can refuse what the rule for all admits."""
+    limits = {quota.window_us: quota.limit for quota in overall.quotas}
+    return any(quota.limit < limits.get(quota.window_us, quota.limit + 1) for quota in rule.quotas)
+
+
+def _id(endpoint: Endpoint, taken: set[str]) -> str:
+    text = re.sub(r"[^A-Za-z0-9]+", "-", str(endpoint).replace("*", "any").replace("/", " ")).strip("-").lower()[:56]
+    name, number = text or "root", 2
+    while name in taken:
+        name, number = f"{text}-{number}", number + 1
+    return name
+
+
+def _user(entry: Entry) -> str:
+    return entry.user
+
+
+def _apikey(entry: Entry) -> str:
+    return entry.fields.get(APIKEY, "")
+
+
+def _address(entry: Entry) -> str:
+    return counted_by(entry.address) if entry.address else ""
+
+
+def _name(principal: str) -> str:
+    return principal if len(principal) <= _LONGEST_NAME else f"{principal[:_LONGEST_NAME]}..."
+
+
+def _plural(people: str) -> str:
+    return f"{people}es" if people.endswith("s") else f"{people}s"
+
+
+def _article(people: str) -> str:
+    return f"an {people}" if people[:1] in "aeioAEIO" else f"a {people}"
+
+
+def _when(at: int) -> str:
+    return f"{datetime.fromtimestamp(at // 1_000_000, UTC):%Y-%m-%d %H:%M}"

@@ -1,0 +1,235 @@
+"""Limits suggested from logs: what is measured, what follows from it, and what a replay says of it."""
+
+from __future__ import annotations
+
+import json
+import random
+import tracemalloc
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headgate.cli.__main__ import main
+from headgate.core.errors import UsageError
+from headgate.policy.loading import read
+from headgate.replay.endpoints import MOST_NODES, Endpoints
+from headgate.replay.entry import Entry
+from headgate.replay.suggesting import Suggester, Suggestion, rounded_up
+from headgate.replay.use import Usage
+
+MINUTE, HOUR = 60_000_000, 3_600_000_000
+BEGAN = 1_795_003_200 * 1_000_000
+Printed = pytest.CaptureFixture[str]
+
+
+def request(at: int, who: str, path: str = "/orders", method: str = "GET", status: int = 200, **others: Any) -> Entry:
+    return Entry(BEGAN + at, others.pop("address", "203.0.113.9"), who, method, path, "", status, **others)
+
+
+def suggested(entries: Iterable[Entry], **options: Any) -> Suggestion:
+    suggester = Suggester(**options)
+    suggester.read(entries)
+    return suggester.suggestion()
+
+
+def shop() -> list[str]:
+    """Return three hours of a shop with 400 users, and two who ask far too often, as nginx logs them."""
+    chance = random.Random(24)
+    entries = []
+    for user in range(400):
+        for minute in chance.sample(range(180), 12):
+            at = minute * MINUTE
+            entries.append(request(at, f"user{user}", "/api/orders", "POST", 201))
+            for _ in range(chance.randrange(1, 6)):
+                entries.append(request(at, f"user{user}", f"/api/orders/{chance.randrange(10**6)}"))
+                entries.append(
+                    request(at, f"user{user}", f"/api/products/{chance.choice('abcdefgh')}-{chance.randrange(99)}")
+                )
+    entries += [request(each * 1_000_000, "scraper", f"/api/products/p-{each % 300}") for each in range(7200)]
+    entries += [request(HOUR + each * 250_000, "tester", "/api/orders", "POST", 201) for each in range(300)]
+    entries += [request(chance.randrange(3 * HOUR), "", f"/.env{number}", "GET", 404) for number in range(500)]
+    entries.sort()
+    return [
+        f'{each.address} - {each.user or "-"} [{_clf(each.at)}] "{each.method} {each.path} HTTP/1.1" {each.status} 5'
+        for each in entries
+    ]
+
+
+def _clf(at: int) -> str:
+    seconds = (at - BEGAN) // 1_000_000
+    return f"18/Nov/2026:{12 + seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02} +0000"
+
+
+def test_what_is_suggested_refuses_the_outliers_alone(tmp_path: Path, capsys: Printed) -> None:
+    log, rules = tmp_path / "access.log", tmp_path / "rules.yaml"
+    lines = shop()
+    log.write_text("\n".join([*lines, "no line", ""]))
+    assert main(["rules", "suggest", str(log)]) == 0
+    told = capsys.readouterr()
+    assert "1 line could not be read" in told.err
+    assert f"line {len(lines) + 1:,}: not a line of this format: no line" in told.err
+    assert "500 requests" in told.out
+    by_id = {rule.id: rule for rule in read(told.out, name="suggested").ruleset.rules}
+    assert {(rule.endpoint, *rule.methods) for rule in by_id.values()} == {
+        ("**",), ("/api/orders", "POST"), ("/api/orders/*", "GET"), ("/api/products/*", "GET")
+    }  # fmt: skip
+    assert all(rule.shadow for rule in by_id.values())
+    assert "2 of 402 users went over it: scraper (3,600 in an hour), tester (240 in a minute)." in told.out
+    assert "1 of 401 users went over it: tester (240 in a minute)." in told.out
+    rules.write_text(told.out)
+    assert main(["rules", "validate", "--strict", str(rules)]) == 0
+    where = ["--database", f"sqlite:///{tmp_path / 'headgate.db'}"]
+    assert main(["rules", "apply", str(rules), "--dry-run", *where]) == 0
+    capsys.readouterr()
+    assert main(["rules", "suggest", "--enforce", str(log)]) == 0
+    rules.write_text(capsys.readouterr().out)
+    assert main(["replay", "--rules", str(rules), "--json", str(log)]) == 0
+    found = json.loads(capsys.readouterr().out)["rules"][0]
+    assert found["refused"] > 1000
+    refused = {each["principal"] for rule in found["rules"] for each in rule["refused"]["top"]}
+    assert refused == {"scraper", "tester"}
+
+
+def test_paths_become_endpoints() -> None:
+    endpoints = Endpoints()
+    expected = {
+        "/": "/", "/users/17": "/users/*", "/users/me": "/users/me", "/v2/oauth2/token": "/v2/oauth2/token",
+        "/files/3f2504e0-4f89-11d3-9a0c-0305e82c3301/raw": "/files/*/raw", "/commits/9fceb02d0ae5": "/commits/*",
+        "/customers/cus_NffrFeUfNV2Hib": "/customers/*", "/days/2026-11-18": "/days/*",
+        "/mail/a@example.com": "/mail/*",
+        "/a/b/c/d/e/f/g/h/i/j": "/a/b/c/d/e/f/g/h/**", "/feedback": "/feedback", "/a*b": "/*",
+        "/deadbeef": "/deadbeef",
+    }  # fmt: skip
+    for path, pattern in expected.items():
+        for method in ("GET", "HEAD"):
+            found = endpoints.find(method, path, 200)
+            assert found is not None
+            assert (found.method, found.pattern) == ("GET", pattern)
+    assert endpoints.find("GET", "/wp-login.php", 404) is None
+    assert endpoints.find("BREW", "/", 200) is None
+
+
+def test_names_of_which_there_are_many_are_identifiers() -> None:
+    endpoints = Endpoints()
+    for number in range(1000):
+        endpoints.find("GET", f"/blog/{'x' * (number % 40)}{chr(97 + number % 26)}/comments", 200)
+        endpoints.find("GET", "/login", 200)
+    assert {str(each): each.requests for each in endpoints} == {"GET /blog/*/comments": 1000, "GET /login": 1000}
+
+
+def test_a_scan_hides_no_endpoint_and_takes_bounded_memory() -> None:
+    endpoints = Endpoints()
+    for number in range(30_000):
+        for name in ("orders", "users", "login"):
+            endpoints.find("GET", f"/{name}", 200)
+        word = "".join(chr(97 + int(digit)) for digit in str(number))
+        endpoints.find("GET", f"/{word}" if number < 10_000 else f"/orders/{word[:2]}/{word[1:3]}/{word[2:]}/x", 200)
+    found = {str(each): each.requests for each in endpoints}
+    assert {found[f"GET /{name}"] for name in ("orders", "users", "login")} == {30_000}
+    assert len(found) < MOST_NODES
+
+
+def busy(count: int, peaks: Sequence[int]) -> Iterable[Entry]:
+    """Return requests of many principals over two hours, each with a busiest minute of one of these numbers."""
+    chance = random.Random(7)
+    order = [f"p{number}" for number in range(count)]
+    chance.shuffle(order)
+    for place, who in enumerate(order):
+        for _ in range(peaks[int(who[1:]) % len(peaks)]):
+            yield request(2 * HOUR * place // count // MINUTE * MINUTE, who)
+
+
+def test_memory_is_bounded_and_a_sample_gives_the_same_percentiles() -> None:
+    """1 % need 20 requests in a minute, 10 % need 5; and four outliers come late, most of them outside the sample."""
+    peaks = [20] + [5] * 10 + [1] * 89
+    tracemalloc.start()
+    try:
+        usage = Usage(most_cells=6000)
+        suggester = Suggester(usage=usage)
+        suggester.read([*busy(30_000, peaks), *[request(2 * HOUR, f"abuser{each}") for each in range(4)] * 400])
+        assert tracemalloc.get_traced_memory()[0] < 25 << 20
+    finally:
+        tracemalloc.stop()
+    assert usage.level >= 3
+    overall = suggester.suggestion().rules[0]
+    minute = next(reason for reason in overall.reasons if "minute" in reason)
+    assert "p50 1, p99 5, p99.9 20, most" in minute or "p50 1, p99 20, p99.9 20, most" in minute
+    assert {over.principal for over in overall.over} == {f"abuser{each}" for each in range(4)}
+    count = int(overall.reasons[0].split("about ")[1].split()[0].replace(",", ""))
+    assert 25_000 < count < 35_000
+
+
+def test_the_limit_does_not_follow_outliers_but_does_follow_the_many() -> None:
+    crowd = [request(minute * MINUTE, f"user{user}") for user in range(50) for minute in range(61) for _ in range(4)]
+    abuse = [request(0, "abuser") for _ in range(500)]
+    overall = suggested(sorted([*crowd, *abuse])).rules[0]
+    assert [(str(quota)) for quota in overall.rule.quotas] == ["8/minute", "480/hour"] or overall.rule.quotas[
+        0
+    ].limit == 8
+    assert [over.principal for over in overall.over] == ["abuser"]
+    heavy = [request(0, f"user{user}") for user in range(30, 50) for _ in range(500)]
+    overall = suggested(sorted([*crowd, *heavy])).rules[0]
+    assert overall.rule.quotas[0].limit == 1200
+    assert overall.over == []
+
+
+@pytest.mark.parametrize(
+    ("options", "entries", "dimension", "count"),
+    [
+        ({}, [request(0, "a"), request(1, "b"), request(2, "")], "user", "2 users"),
+        ({}, [request(0, "a"), request(1, ""), request(2, "")], "ip", "1 address"),
+        ({"by": "ip"}, [request(0, "a", address=f"2001:db8::{each}") for each in "123"], "ip", "1 address"),
+        ({}, [request(0, "", fields={"apikey": each}) for each in "ab"], "apikey", "2 API keys"),
+        (
+            {"by": "tenant", "field": "x"},
+            [request(0, "a", fields={"x": each}) for each in "abc"],
+            "tenant",
+            "3 tenants",
+        ),
+    ],
+)
+def test_requests_are_counted_by_who_makes_them(
+    options: dict[str, Any], entries: list[Entry], dimension: str, count: str
+) -> None:
+    found = suggested(entries, **options)
+    assert found.rules[0].rule.dimension == dimension
+    assert found.rules[0].reasons[0].endswith(f"by {count}.")
+
+
+def test_names_from_the_log_stay_inside_the_comments() -> None:
+    evil = "x\n- id: evil\n  limit: 1\u2028#\x1b[31m\x85" + "y" * 500
+    paths = ("/orders/{a}", "/ü/%2e%2e", "/a b", '/"', "/<script>", "/#", "/**", "/{b}", "/'")
+    entries = [request(each, evil, path) for each in range(100) for path in paths]
+    written = suggested([*entries, *[request(1, f"u{each}") for each in range(9)]], by="user").to_yaml()
+    data = yaml.safe_load(written)
+    assert {rule.get("dimension", "user") for rule in data["rules"]} == {"user"}
+    assert "evil" not in {rule["id"] for rule in data["rules"]}
+    assert read(written, name="suggested").ruleset.rules
+    assert all(line.isprintable() for line in written.split("\n"))
+
+
+def test_limits_are_numbers_that_people_choose() -> None:
+    numbers = (0, 1, 7, 10, 11, 13, 21, 41, 81, 100, 101, 1234, 99_999)
+    assert [rounded_up(each) for each in numbers] == [1, 1, 7, 10, 12, 15, 25, 50, 100, 100, 120, 1500, 100_000]
+
+
+def test_what_cannot_be_suggested_says_why(tmp_path: Path, capsys: Printed) -> None:
+    with pytest.raises(UsageError, match="no request of the 1 in the log has a user"):
+        suggested([request(0, "")], by="user")
+    for headroom in (0.5, 101, float("nan")):
+        with pytest.raises(UsageError, match="the headroom is a number from 1 to 100"):
+            Suggester(headroom=headroom)
+    with pytest.raises(UsageError, match="there are 0 to 1000 rules"):
+        Suggester(most_endpoints=-1)
+    (tmp_path / "empty").touch()
+    assert main(["rules", "suggest", str(tmp_path / "empty")]) == 2
+    assert "no request is in the log" in capsys.readouterr().err
+    log = tmp_path / "log"
+    log.write_text('{"time": 1800000000, "path": "/", "sub": "u"}\n' * 3)
+    assert main(["rules", "suggest", "--by", "team=org", str(log)]) == 2
+    assert "no request of the 3 in the log has a team" in capsys.readouterr().err
+    assert main(["rules", "suggest", "--by", "team=sub", str(log)]) == 0
+    assert "dimension: team" in capsys.readouterr().out
