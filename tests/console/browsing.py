@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urljoin, urlsplit
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, Response, sync_playwright
 
@@ -21,11 +21,14 @@ from tests.console.planes import Plane
 TIMEOUT = 60_000.0
 """Milliseconds for what should come soon; never what a test is about."""
 PHONE = 360
+LARGEST = 500_000
+UNBUILT = {"/who", "/try", "/rule"}
 _FLAGS = [
     "--disable-dev-shm-usage",  # small in containers
     "--disable-background-networking",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # nothing leaves this machine
 ]
+_LINKS = "all => all.map(each => each.getAttribute('href'))"
 _AXE = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
 _HOW = {"resultTypes": ["violations"]}
 _COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
@@ -160,6 +163,34 @@ def send_key(page: Page, key: str) -> None:
     page.locator("input[name=key]").fill(key)
     with page.expect_navigation():
         page.locator("form:has(input[name=key]) [type=submit]").click()
+
+
+def _kind(url: str) -> tuple[str, ...]:
+    """Return what pages have in common that show different things in the same way."""
+    parts = urlsplit(url)
+    return (parts.path, *sorted(parse_qs(parts.query, keep_blank_values=True)))
+
+
+def pages(page: Page) -> Iterator[str]:
+    """Go to every page that links lead to, one of each kind, and return its URL."""
+    origin = ""
+    waiting, seen = ["/"], {_kind("/"), _kind("/docs")}  # the reference of the API is a page of its own
+    while waiting:
+        url = waiting.pop(0)
+        answer = page.goto(url)
+        assert answer, url
+        origin = origin or page.url.rstrip("/")
+        assert answer.status == 200, f"{url}: {answer.status}"
+        assert len(answer.body()) < LARGEST, url
+        links = page.locator("a[href]").evaluate_all(_LINKS)
+        yield url
+        for link in links:
+            parts = urlsplit(urljoin(f"{origin}{url}", link))
+            assert parts.netloc == urlsplit(origin).netloc, f"{url} links to {link}"
+            path = parts._replace(scheme="", netloc="", fragment="").geturl()
+            if _kind(path) not in seen and _kind(path)[0] not in UNBUILT:
+                seen.add(_kind(path))
+                waiting.append(path)
 
 
 def pretend(page: Page, url: str, html: str, **headers: str) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from urllib.parse import parse_qs, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from tests.console.browsing import Browsing, assert_accessible, assert_fits
+from tests.console.browsing import Browsing, assert_accessible, assert_fits, pages
 from tests.console.planes import Plane
 
-UNBUILT = {"/who", "/try", "/rule"}
 MAIN = {"/", "/rules", "/revisions", "/nodes", "/consumers", "/audit", "/about"}
-LARGEST = 500_000
-_LINKS = "all => all.map(each => each.getAttribute('href'))"
 _FORMS = "all => all.filter(each => each.method === 'post').map(each => each.getAttribute('action') || location.href)"
 _IDS = "all => all.map(each => each.id).filter((id, index, ids) => ids.indexOf(id) !== index)"
 
@@ -31,45 +27,20 @@ def _used(plane: Plane) -> None:
         plane.check(user, f"/{rule}")
 
 
-def kind(url: str) -> tuple[str, ...]:
-    """Return what pages have in common that show different things in the same way."""
-    parts = urlsplit(url)
-    return (parts.path, *sorted(parse_qs(parts.query, keep_blank_values=True)))
-
-
-def pages(page: Page, plane: Plane) -> Iterator[str]:
-    """Go to every page that links lead to, one of each kind, and return its URL."""
-    waiting, seen = ["/"], {kind("/"), kind("/docs")}  # the reference of the API is a page of its own
-    while waiting:
-        url = waiting.pop(0)
-        answer = page.goto(url)
-        assert answer, url
-        assert answer.status == 200, f"{url}: {answer.status}"
-        assert len(answer.body()) < LARGEST, url
-        yield url
-        for link in page.locator("a[href]").evaluate_all(_LINKS):
-            target = urljoin(f"{plane.address}{url}", link)
-            assert target.startswith(plane.address), f"{url} links to {target}"
-            path = target.removeprefix(plane.address).partition("#")[0]
-            if kind(path) not in seen and kind(path)[0] not in UNBUILT:
-                seen.add(kind(path))
-                waiting.append(path)
-
-
 @pytest.mark.parametrize("role", ["viewer", "editor", "admin"])
-def test_all_that_a_role_is_shown_works(plane: Plane, browsing: Browsing, role: str) -> None:
+def test_all_that_a_role_is_shown_works(browsing: Browsing, role: str) -> None:
     """Without JavaScript, too, where a page has the same content."""
     page = browsing.open(role, javascript=role != "editor")
-    titles = {url: page.title() for url in pages(page, plane)}
+    titles = {url: page.title() for url in pages(page)}
     assert {urlsplit(url).path for url in titles} >= MAIN | ({"/keys"} if role == "admin" else set())
     assert all(title.endswith("Headgate") and len(title) > len(" · Headgate") for title in titles.values()), titles
     main = [titles[path] for path in MAIN]
     assert len(set(main)) == len(main), titles
 
 
-def test_every_page_is_for_everybody(plane: Plane, browsing: Browsing) -> None:
+def test_every_page_is_for_everybody(browsing: Browsing) -> None:
     page = browsing.open("admin")
-    for url in pages(page, plane):
+    for url in pages(page):
         expect(page.get_by_role("heading", level=1), url).to_have_count(1)
         expect(page.locator("nav [aria-current=page]"), url).to_have_count(1)
         expect(page.locator("main"), url).to_have_count(1)
@@ -94,7 +65,7 @@ def test_the_first_tab_leads_to_the_content(browsing: Browsing) -> None:
 def test_no_form_works_without_the_token_of_its_session(plane: Plane, browsing: Browsing) -> None:
     tried: set[str] = set()
     page = browsing.open("admin")
-    for url in pages(page, plane):
+    for url in pages(page):
         forms = page.locator("form").evaluate_all(_FORMS)
         without = page.locator("form[method=post]:not(:has(input[type=hidden][name=csrf][value]))")
         expect(without, url).to_have_count(0)

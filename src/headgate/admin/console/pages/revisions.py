@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from litestar import Request, Response, get, post
-from litestar.params import FromQuery
+from litestar.params import QueryParameter
 from litestar.response import Redirect
 
 from headgate.admin.console.forms import actor_of, form_of, number_of
@@ -15,6 +15,7 @@ from headgate.admin.revisions import Superseded
 from headgate.admin.routes.asking import EDITOR, VIEWER, Admin, Offset
 from headgate.core.errors import UsageError
 
+Number = Annotated[int, QueryParameter(ge=1, le=2**53)]
 _ROWS = 50
 
 
@@ -26,9 +27,7 @@ async def revisions(request: Request[Any, Any, Any], admin: Admin, offset: Offse
 
 
 @get("/revision", opt=VIEWER)
-async def revision(
-    request: Request[Any, Any, Any], admin: Admin, n: FromQuery[int], offset: Offset = 0
-) -> Response[str]:
+async def revision(request: Request[Any, Any, Any], admin: Admin, n: Number, offset: Offset = 0) -> Response[str]:
     """Show what a revision changed."""
     found, (newest, late) = await admin.changes.revision(n, offset, _ROWS), await admin.reports.behind(0)
     known: dict[str, Any] = {"found": found, "newest": newest, "late": late, "offset": offset, "rows": _ROWS}
@@ -36,7 +35,7 @@ async def revision(
 
 
 @get("/undo", opt=EDITOR)
-async def undo_page(request: Request[Any, Any, Any], admin: Admin, n: FromQuery[int]) -> Response[str]:
+async def undo_page(request: Request[Any, Any, Any], admin: Admin, n: Number) -> Response[str]:
     """Show what an undo would change, and which later changes stand in its way."""
     return await _undo_page(request, admin, n, force="force" in request.query_params)
 
