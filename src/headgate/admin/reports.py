@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from headgate.admin import audit, usage
 from headgate.admin.database import Database
 from headgate.admin.follower import ARRIVAL_EVERY, NodeStatus, nodes_of
@@ -94,6 +96,21 @@ class Reports:
                 item["retry_after"] = None if retry_after_us is None else retry_after_us / 1_000_000
             items.append({**item, "at": moment_text(row["at"])})
         return ResultPage.of(items, total, offset + limit)
+
+    async def busiest_callers(self, since: int, most: int) -> dict[str, list[dict[str, Any]]]:
+        """Return who was `refused` most since an hour, and who is `hot` now; each with what its rule counts by."""
+        report = msgspec.json.decode(self.hot_keys()) or {}
+        hot = [
+            {"rule_id": each["rule"], "principal": each["key"], "per_second": each["per_second"]}
+            for each in report.get("hot", ())[:most]
+        ]
+        found, rules = (
+            {"refused": await self._refusals.most_refused(since, most), "hot": hot},
+            self._engine.policy.rules,
+        )
+        for each in (*found["refused"], *found["hot"]):
+            each["dimension"] = rules[each["rule_id"]].dimension if each["rule_id"] in rules else ""
+        return found
 
     async def explain(self, request: Request) -> dict[str, Any]:
         """Say for every rule whether it applies and why, in what state it is, and what would be decided."""
