@@ -97,20 +97,18 @@ class Reports:
             items.append({**item, "at": moment_text(row["at"])})
         return ResultPage.of(items, total, offset + limit)
 
-    async def busiest_callers(self, since: int, most: int) -> dict[str, list[dict[str, Any]]]:
-        """Return who was `refused` most since an hour, and who is `hot` now; each with what its rule counts by."""
-        report = msgspec.json.decode(self.hot_keys()) or {}
-        hot = [
-            {"rule_id": each["rule"], "principal": each["key"], "per_second": each["per_second"]}
-            for each in report.get("hot", ())[:most]
-        ]
-        found, rules = (
-            {"refused": await self._refusals.most_refused(since, most), "hot": hot},
-            self._engine.policy.rules,
-        )
-        for each in (*found["refused"], *found["hot"]):
-            each["dimension"] = rules[each["rule_id"]].dimension if each["rule_id"] in rules else ""
-        return found
+    async def most_refused(self, since: int, most: int) -> list[dict[str, Any]]:
+        """Return who was refused most by which rule since an hour, `count` times, and what that rule counts by."""
+        return [self._counting(each) for each in await self._refusals.most_refused(since, most)]
+
+    def hot(self) -> list[dict[str, Any]]:
+        """Return who is decided about most now, by which rule, how often per second, and what that rule counts by."""
+        report = msgspec.json.decode(self.hot_keys()) or {"hot": []}
+        return [self._counting({**each, "rule_id": each["rule"], "principal": each["key"]}) for each in report["hot"]]
+
+    def _counting(self, row: dict[str, Any]) -> dict[str, Any]:
+        rule = self._engine.policy.rules.get(row["rule_id"])
+        return {**row, "dimension": rule.dimension if rule else ""}
 
     async def explain(self, request: Request) -> dict[str, Any]:
         """Say for every rule whether it applies and why, in what state it is, and what would be decided."""

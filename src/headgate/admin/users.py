@@ -159,14 +159,8 @@ class Users:
         What was just changed is waited for, so that limits and overrides go together; `in_force` is false if this
         node did not run it in time.
         """
-        give_up = asyncio.get_running_loop().time() + _FOLLOWS_WITHIN
-        while True:
-            special, version = SpecialUser.of(await self._rules.get(ObjectKind.USER, name))
-            policy = self._engine.policy
-            in_force = to_data(policy.ruleset.users.get(name, User())) == special
-            if in_force or asyncio.get_running_loop().time() > give_up:
-                break
-            await asyncio.sleep(ARRIVAL_EVERY)
+        (special, version), in_force = await self.special(name)
+        policy = self._engine.policy
         uses, _ = await self.uses({"user": name})
         limits = [
             {
@@ -183,6 +177,21 @@ class Users:
         stored = {"tier": special.get("tier") or policy.ruleset.default_tier, "overrides": special.get("overrides", {})}
         return {"user_id": name, "in_force": in_force, **stored, "rules": limits}, version
 
+    async def special(self, name: str) -> tuple[SpecialUser, bool]:
+        """Return what is special about a user, and whether this node runs it, which is waited for."""
+        give_up = asyncio.get_running_loop().time() + _FOLLOWS_WITHIN
+        while True:
+            special = SpecialUser.of(await self._rules.get(ObjectKind.USER, name))
+            in_force = self.known(name) == special.body
+            if in_force or asyncio.get_running_loop().time() > give_up:
+                return special, in_force
+            await asyncio.sleep(ARRIVAL_EVERY)
+
+    def known(self, name: str) -> dict[str, Any]:
+        """Return what is special about a user by the rules that this node runs."""
+        body: dict[str, Any] = to_data(self._engine.policy.ruleset.users.get(name, User()))
+        return body
+
     async def beginning(self, text: str, most: int) -> list[tuple[str, str]]:
         """Return users about whom something is special and whose names begin with a text, and their tiers."""
         if self._database is None:
@@ -191,6 +200,10 @@ class Users:
         async with self._database.reading() as connection:
             found = select(users.c.id, users.c.tier).where(begins(connection, users.c.id, text))
             return [(row.id, row.tier) for row in await connection.execute(found.order_by(users.c.id).limit(most))]
+
+    def tier(self, name: str) -> str:
+        """Return the tier of a user by the rules in force, which may be that of those who have none of their own."""
+        return self._engine.policy.tier_of(name)
 
     def tiers(self) -> list[str]:
         """Return the tiers that mean something in the rules in force."""
@@ -257,23 +270,31 @@ class Users:
 
     async def reset(self, name: str, rules: Sequence[str], actor: Actor) -> dict[str, Any]:
         """Forget what a user used of the limits that count users, or of the rules that are named."""
+        return {"user_id": name, **await self.reset_caller({"user": name}, rules, actor)}
+
+    async def reset_caller(self, principal: Mapping[str, str], rules: Sequence[str], actor: Actor) -> dict[str, Any]:
+        """Forget what a principal used of the limits that count by it alone, or of the rules that are named."""
         policy = self._engine.policy
-        known = [rule.id for rule in policy.rules.values() if "user" in rule.rule.dimensions]
+        known = [rule.id for rule in policy.rules.values() if not principal.keys().isdisjoint(rule.dimensions)]
         done: list[str] = []
         for rule_id in rules or known:
             rule = policy.rules.get(rule_id)
             if rule is None:
                 raise UnknownObject(f"there is no rule {rule_id!r:.80}")
-            if rules and "user" not in rule.rule.dimensions:
-                raise UsageError(f"rule {rule_id} counts by {rule.rule.dimension}: it has nothing of one user to reset")
-            if rule.rule.dimensions == ("user",):
-                reset = await self._engine.reset(Request({"user": name}, rule_id=rule_id))
-                done += reset.rules
+            if principal.keys().isdisjoint(rule.dimensions):
+                one = " or ".join(principal)
+                raise UsageError(
+                    f"rule {rule_id} counts by {rule.rule.dimension}: it has nothing of one {one} to reset"
+                )
+            if principal.keys() >= {*rule.dimensions}:
+                counted = {name: principal[name] for name in rule.dimensions}
+                done += (await self._engine.reset(Request(counted, rule_id=rule_id))).rules
         if done and self._database is not None:
+            ((kind, name), *_) = principal.items()
             async with self._database.exclusively() as connection:
-                entry = audit.AuditEntry("reset", "user", name, None, {"rules": done})
+                entry = audit.AuditEntry("reset", kind, name, None, {"rules": done})
                 await audit.append(connection, [entry], actor, await revision_number(connection), epoch_us())
-        return {"user_id": name, "reset": done, "skipped": [each for each in rules or known if each not in done]}
+        return {"reset": done, "skipped": [each for each in rules or known if each not in done]}
 
 
 def check_override(change: Change) -> None:
