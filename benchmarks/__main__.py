@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
 
-from benchmarks import sdk
+from benchmarks import replay, sdk
 from benchmarks.clients import measuring as by_clients
 from benchmarks.gateway import measuring as by_gateway
 from benchmarks.in_memory import accuracy, decisions, operations
@@ -47,6 +47,7 @@ class Size:
     service: by_service.Amount
     integrations: Pace
     gateway: by_gateway.Amount
+    replay: replay.Amount
     sdk_checks: int = sdk.CHECKS
     quick_clients: bool = False
 
@@ -64,6 +65,7 @@ FULL = Size(
     by_service.Amount(1.0, Pace(0, 5, 5)),
     Pace(10, 20, 200, calls=200),
     by_gateway.Amount(0.5, Pace(0, 3, 3)),
+    replay.Amount((1_000_000, 10_000_000), 100_000),
 )
 ONCE = Pace(0, 1, 1, calls=50)
 SOME_ROWS = "floor|uvicorn|grpcio|http|http_denied|grpc|rls|rls_redis|descriptors_denied_redis|shadow_redis|http_pair"
@@ -81,10 +83,11 @@ QUICK = Size(
     by_service.Amount(0.1, ONCE, 100, warm_up=False, rows=SOME_ROWS),
     ONCE,
     by_gateway.Amount(0.1, ONCE, redis=False),
+    replay.Amount((1000, 2000), 500),
     sdk_checks=64,
     quick_clients=True,
 )
-PARTS = ("memory", "redis", "rules", "service", "integrations", "sdk", "clients", "gateway")
+PARTS = ("memory", "redis", "rules", "service", "integrations", "sdk", "clients", "gateway", "replay")
 
 
 class Progress:
@@ -125,7 +128,8 @@ def run(size: Size, parts: Sequence[str] = PARTS) -> Results:
     if "gateway" in parts:
         gateway = by_gateway.run(size.gateway, Progress(len(by_gateway.chosen(size.gateway))).done)
         found |= gateway.versions
-    return Results(found, in_memory, redis, rules, service, integrations, of_sdk, clients, gateway)
+    of_replay = replay.run(size.replay, Progress(3).done) if "replay" in parts else None
+    return Results(found, in_memory, redis, rules, service, integrations, of_sdk, clients, gateway, of_replay)
 
 
 def run_in_memory(size: Size) -> MemoryResults:

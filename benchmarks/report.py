@@ -7,7 +7,7 @@ import platform
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from benchmarks import sdk
+from benchmarks import replay, sdk
 from benchmarks.clients import report as by_clients
 from benchmarks.clients.measuring import ClientsResults
 from benchmarks.gateway import report as by_gateway
@@ -18,6 +18,7 @@ from benchmarks.integrations import report as in_frameworks
 from benchmarks.integrations.measuring import IntegrationResults
 from benchmarks.on_redis import report as on_redis
 from benchmarks.on_redis.measuring import RedisResults
+from benchmarks.replay import ReplayResults
 from benchmarks.rules import report as by_rules
 from benchmarks.rules.measuring import RulesResults
 from benchmarks.sdk import SdkResults
@@ -28,7 +29,7 @@ from benchmarks.tables import table
 WHAT = """\
 What a decision costs, in memory and on Redis, as ratios to what others need for the same in the same run; what it
 costs to find the rules for a request; what a check costs over the wire, and who asks for it; and what a limit costs a
-web application, a client and a gateway.
+web application, a client and a gateway; and what it takes to replay a log.
 
 Rendered by `python -m benchmarks`; every row is shown, whether it passes or not.
 """
@@ -66,6 +67,7 @@ class Results:
     sdk: SdkResults | None = None
     clients: ClientsResults | None = None
     gateway: GatewayResults | None = None
+    replay: ReplayResults | None = None
 
 
 def render(results: Results) -> str:
@@ -88,6 +90,8 @@ def render(results: Results) -> str:
         parts.append(by_clients.render(results.clients))
     if results.gateway:
         parts.append(by_gateway.render(results.gateway))
+    if results.replay:
+        parts.append(replay.render(results.replay))
     return "\n".join(parts)
 
 
@@ -110,6 +114,8 @@ def in_short(results: Results) -> str:
         lines += by_clients.in_short(results.clients)
     if results.gateway:
         lines += by_gateway.in_short(results.gateway.rows)
+    if results.replay:
+        lines += replay.in_short(results.replay)
     verdicts = summary(results)
     passed, failed = verdicts.count("PASS"), verdicts.count("**FAIL**")
     reached = f"{passed} of {passed + failed} verdicts below are PASS; worst and best row of each line:\n"

@@ -45,10 +45,10 @@ def test_the_report_has_all_algorithms_peers_and_verdicts(report: str) -> None:
     assert "PASS" in report or "FAIL" in report
 
 
-def test_the_report_opens_with_fourteen_lines_of_its_own_figures(report: str) -> None:
+def test_the_report_opens_with_fifteen_lines_of_its_own_figures(report: str) -> None:
     opening = report[: report.index("## Environment")]
     lines = [line for line in opening.splitlines() if line.startswith("| ")][1:]
-    assert len(lines) == 14
+    assert len(lines) == 15
     in_memory, _, _, service, *_ = [getattr(measured(part), part) for part in PARTS]
     fastest = min(row.ours.best for row in in_memory.rows if len(row.scenario.limits) == 1)
     assert f"| decision in memory, one limit | {fastest:,.0f} to " in opening
@@ -72,6 +72,7 @@ def test_the_report_goes_from_verdicts_over_method_to_numbers(report: str) -> No
         "Integrations",
         "Clients",
         "Gateway",
+        "Replay",
     )
     places = [report.index(f"## {title}\n" if title != "Decisions" else "## Decisions") for title in titles]
     assert places == sorted(places)
@@ -106,7 +107,7 @@ def test_the_report_has_all_that_was_asked_of_the_service(report: str) -> None:
 
 
 def test_what_was_measured_is_complete() -> None:
-    in_memory, redis, rules, service, _, _, clients, gateway = [getattr(measured(part), part) for part in PARTS]
+    in_memory, redis, rules, service, _, _, clients, gateway, replay = [getattr(measured(part), part) for part in PARTS]
     assert len(in_memory.rows) == 56
     assert [row.case.processes for row in clients.rows] == [1, 4, 1, 4]
     assert all(row.ideal > 0 and row.seconds > 0 for row in clients.rows)
@@ -119,6 +120,9 @@ def test_what_was_measured_is_complete() -> None:
     assert all(set(row.times) == {10, 100, 1000} for row in rules.rows)
     assert service.costs.rows["rls_redis"].store_us > 0
     assert set(service.costs.rows) == set(chosen(QUICK.service))
+    assert [row.lines for row in replay.rows] == [1000, 2000]
+    assert all(row.cpu_us > 0 and row.peak_mib > 0 for row in replay.rows)
+    assert replay.equal == replay.compared == 500
 
 
 def test_as_a_command_it_writes_the_report_and_the_raw_numbers(tmp_path: pathlib.Path) -> None:

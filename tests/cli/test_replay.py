@@ -46,7 +46,7 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "--rules", "rules.yaml", "access.log"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("11 requests from 2026-10-26 07:33:20 to 2026-10-26 07:34:09 UTC\n")
-    assert "rules.yaml: 9 admitted, 2 refused (18.2 %), of 1 principal\n" in out
+    assert "rules.yaml: 9 admitted, 2 refused (18.2 %), of 1 principal; shadow rules would refuse 1 more\n" in out
     rows = {row.split()[0]: row for row in out.splitlines() if row}
     assert rows["per-user"].split()[1:7] == ["3/minute", "user", "8", "2", "25.0", "%"]
     assert rows["login-ip"].split()[1:7] == ["(shadow)", "1/minute", "ip", "2", "1", "50.0"]

@@ -36,7 +36,7 @@ def test_decisions_are_those_of_the_engine_line_by_line() -> None:
     ruleset, clock = load(RULES), ManualClock(0)
     others = [Engine(ruleset, store=MemoryStore(clock=clock)), Engine(ruleset, store=ReferenceStore(clock))]
     lines = refused = errors = 0
-    for entry, _, (ruling,) in Replay([ruleset]).decided(entries(20_000)):
+    for entry, _, (ruling,) in Replay([ruleset]).decided(entries(6000)):
         clock.set(max(clock.now(), entry.at))
         who = {"user": entry.user, "ip": entry.address}
         request = Request({name: value for name, value in who.items() if value}, entry.path, entry.method)
@@ -50,9 +50,9 @@ def test_decisions_are_those_of_the_engine_line_by_line() -> None:
         lines += 1
         refused += ruling is not None and not ruling.allowed
         errors += ruling is None
-    assert lines == 20_000
-    assert refused > 2000
-    assert errors > 20
+    assert lines == 6000
+    assert refused > 600
+    assert errors > 5
 
 
 def decision_of(ruling: Ruling | None) -> object:
@@ -65,11 +65,12 @@ def decision_of(ruling: Ruling | None) -> object:
 def test_what_is_counted_is_what_was_decided() -> None:
     replay = Replay([load(RULES)])
     decided, refused, shadow = dict[str, int](), dict[str, int](), dict[str, int]()
-    admitted = 0
+    admitted = only_shadow = 0
     for _, _, (ruling,) in Replay([load(RULES)]).decided(entries(5000)):
         if ruling is None:
             continue
         admitted += ruling.allowed
+        only_shadow += ruling.allowed and bool(ruling.shadow_denied)
         for rule in {*ruling.rules, *ruling.shadow_rules}:
             decided[rule] = decided.get(rule, 0) + 1
         for rule in {each.rule_id for each in ruling.limits if not each.decision.allowed}:
@@ -78,13 +79,14 @@ def test_what_is_counted_is_what_was_decided() -> None:
             shadow[rule] = shadow.get(rule, 0) + 1
     replay.run(entries(5000))
     (summary,) = replay.summary().rules
-    assert summary.allowed == admitted
+    assert (summary.allowed, summary.would_refuse) == (admitted, only_shadow)
     assert summary.requests == summary.allowed + summary.refused == 5000 - summary.invalid
     assert {rule.id: rule.decided for rule in summary.rules if rule.decided} == decided
     assert {rule.id: rule.refused.count for rule in summary.rules if rule.refused.count} == refused
     assert {rule.id: rule.would_refuse.count for rule in summary.rules if rule.would_refuse.count} == shadow
     assert {"login-ip", "login-half"} <= shadow.keys()
     assert sum(summary.refused_over_time) == summary.refused
+    assert sum(summary.would_refuse_over_time) == only_shadow > 0
     for each in summary.rules:
         assert sum(each.decided_over_time) == each.decided
         assert sum(each.refused_over_time) == each.refused.count
@@ -173,9 +175,9 @@ def test_a_longer_log_of_more_callers_needs_no_more_memory() -> None:
     replay = Replay([load(rules)], max_keys=2000)
     tracemalloc.start()
     try:
-        replay.run(many(40_000))
+        replay.run(many(25_000))
         before = tracemalloc.get_traced_memory()[0]
-        replay.run(many(80_000))
+        replay.run(many(40_000))
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()

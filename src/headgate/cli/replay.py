@@ -186,6 +186,7 @@ class Telling:
                 [
                     ("requests", rules.requests_over_time, 6, "cyan"),
                     ("refused", rules.refused_over_time, 4, "red"),
+                    ("would be refused by shadow rules", rules.would_refuse_over_time, 3, "yellow"),
                 ]
             )
             self._tell_rules(rules)
@@ -198,7 +199,9 @@ class Telling:
         say, styled = self._terminal.say, self._terminal.styled
         share = percent(rules.refused, rules.requests)
         told = f"{rules.refused:,} refused ({share}), of {counted(rules.principals_refused, 'principal')}"
-        say(f"{printable(name)}: {rules.allowed:,} admitted, {styled(told, 'red') if rules.refused else told}")
+        shadow = f"; shadow rules would refuse {rules.would_refuse:,} more" if rules.would_refuse else ""
+        refused = styled(told, "red") if rules.refused else told
+        say(f"{printable(name)}: {rules.allowed:,} admitted, {refused}{styled(shadow, 'yellow')}")
 
     def _tell_charts(self, charts: Sequence[tuple[str, Sequence[int], int, str]]) -> None:
         """Draw charts over time, one below the other: the title, counts, height and colour of each."""

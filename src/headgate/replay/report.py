@@ -108,7 +108,7 @@ class _Page:
         figures = [
             _figure(f"{requests:,}", "requests decided"),
             _figure(f"{refused:,}", f"refused, {percent(refused, requests)}", "is-refused" if refused else None),
-            _figure(f"{rules.principals_refused:,}", "principals refused at least once"),
+            _figure(f"{rules.principals_refused:,}", "principals were refused"),
             _figure(f"{refusing:,}", f"rules that refused, of {len(rules.rules):,}"),
         ]
         charts = [
@@ -120,6 +120,9 @@ class _Page:
         if refused:
             charts += [_legend(("refused", "refused, on a scale of their own"))]
             charts += [self._chart([("refused", rules.refused_over_time)], "low")]
+        if rules.would_refuse:
+            charts += [_legend(("shadow", f"{rules.would_refuse:,} more would be refused by shadow rules"))]
+            charts += [self._chart([("shadow", rules.would_refuse_over_time)], "low")]
         parts = [element("div", figures, class_="figures"), element("section", charts, class_="card")]
         if applied:
             columns_ = "Rule", "Requests", "Refused", "Share", "Principals", "When refused"

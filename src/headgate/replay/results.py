@@ -222,8 +222,8 @@ class RulesResults:
             if rule is not last:
                 last = rule
                 self._decided(rule, limit.principal, bucket)
-        if ruling.shadow_rules:
-            self._tried(request, ruling, selection, at, agent)
+        if ruling.shadow_rules and self._tried(request, ruling, selection, at, agent) and ruling.allowed:
+            cell[_SHADOW] += 1
         if ruling.allowed:
             self.unmatched += not ruling.matched and ruling.verdict is Verdict.UNLIMITED
             return
@@ -261,8 +261,8 @@ class RulesResults:
         counts.people.add(crc32(principal.encode()) if isinstance(principal, str) else hash_of(principal))
         return counts
 
-    def _tried(self, request: Request, ruling: Ruling, selection: Selection, at: int, agent: str) -> None:
-        """Count what shadow rules say, each once, whatever its number of limits."""
+    def _tried(self, request: Request, ruling: Ruling, selection: Selection, at: int, agent: str) -> bool:
+        """Count what shadow rules say, each once, whatever its number of limits; return whether one would refuse."""
         bucket, denied = self._timeline.bucket, set(ruling.shadow_denied)
         for limits in selection.shadow:
             rule, principal = limits.rules[0], limits.plan[0].principal
@@ -270,6 +270,7 @@ class RulesResults:
             if rule in denied:
                 counts.series[bucket][_SHADOW] += 1
                 counts.shadow.add(self.caller(request, rule, principal, at, agent), hash_of(principal))
+        return bool(denied)
 
     def summary(self) -> RulesSummary:
         """Return what is known, for people and programs; those rules first that refuse most."""
@@ -281,6 +282,7 @@ class RulesResults:
             requests=requests,
             allowed=requests - self.refused,
             refused=self.refused,
+            would_refuse=sum([cell[_SHADOW] for cell in self._series.values()]),
             principals_refused=self.people.count(),
             unmatched=self.unmatched,
             allow_listed=verdicts[Verdict.ALLOWED],
@@ -289,6 +291,7 @@ class RulesResults:
             problem=self.problem,
             requests_over_time=line.dense(self._series, _DECIDED),
             refused_over_time=line.dense(self._series, _REFUSED),
+            would_refuse_over_time=line.dense(self._series, _SHADOW),
             rules=tuple(rules),
         )
 
@@ -442,6 +445,8 @@ class RulesSummary(msgspec.Struct, frozen=True):
     requests: int
     allowed: int
     refused: int
+    would_refuse: int
+    """Requests that were admitted, and that a shadow would have refused."""
     principals_refused: int
     unmatched: int
     """Requests that no rule applied to."""
@@ -453,6 +458,7 @@ class RulesSummary(msgspec.Struct, frozen=True):
     """Of the first of them."""
     requests_over_time: list[int]
     refused_over_time: list[int]
+    would_refuse_over_time: list[int]
     rules: tuple[RuleSummary, ...]
     """Those that refuse most first."""
 
