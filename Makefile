@@ -4,6 +4,7 @@
 # make demo   a running fleet with believable traffic, and its console: KEEP=1 goes on with the last one
 # make tour   the library, in the terminal
 # make example  three services behind the gateway, and what to try
+# make screenshots  of the console, for its page: docs/console.md
 # make bare   run and test on a minimal Debian, made by debootstrap
 # make manifest lock   renew deploy/kubernetes.yaml from the Helm chart, and the versions that the image installs
 # make swagger-ui   renew the files of Swagger UI, which needs npm; VERSION=5.35.0 takes that one
@@ -66,7 +67,7 @@ ifneq ($(wildcard $(VENV)),)
   endif
 endif
 
-.PHONY: run demo tour example test core coverage servers lint format bench plots bare manifest lock swagger-ui release clean
+.PHONY: run demo tour example test core coverage servers lint format bench plots screenshots bare manifest lock swagger-ui release clean
 .DEFAULT_GOAL := test
 
 run: $(VENV)/.serve
@@ -119,6 +120,9 @@ bench: servers $(VENV)/.dev
 
 plots: $(VENV)/.dev
 	@$(BIN)/python docs/plots.py
+
+screenshots: servers $(VENV)/.dev
+	@$(BIN)/python docs/screenshots.py
 
 bare:
 	@tests/bare.sh

@@ -159,7 +159,7 @@ def log_in(page: Page, key: str) -> None:
 
 def send_key(page: Page, key: str) -> None:
     """Send the log-in form, which may be refused."""
-    page.goto("/login")
+    page.goto("/login?next=/about")  # which does not refresh itself: a session that ends would be noticed at any time
     page.locator("input[name=key]").fill(key)
     with page.expect_navigation():
         page.locator("form:has(input[name=key]) [type=submit]").click()

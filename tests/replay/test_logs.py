@@ -276,6 +276,14 @@ def test_what_cannot_be_read_at_all_is_refused_with_what_would_be_right(
     assert message in str(refused.value)
 
 
+def test_without_its_extra_zstd_is_refused_with_the_way_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.replay.logs.zstd", None)
+    with pytest.raises(UsageError, match=r"compressed by zstd: backports\.zstd is not installed: pip install"):
+        entries(tmp_path / "log", zstd.compress(COMBINED.encode()))
+
+
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     for paths, message in (([tmp_path], "is a folder"), ([tmp_path / "none"], "No such file"), ([], "no access log")):
         with pytest.raises(UsageError, match=message):

@@ -19,6 +19,7 @@ from headgate.admin import audit
 from headgate.admin.audit import Actor
 from headgate.admin.database import Database
 from headgate.admin.objects import UnknownObject, announce, revision_number
+from headgate.admin.statements import begins
 from headgate.admin.tables import audit as trail
 from headgate.admin.tables import consumer_keys, epoch_us, users
 from headgate.core.errors import UsageError
@@ -132,6 +133,24 @@ class Consumers:
             keys = await self._known(connection, name)
             tier = (await connection.execute(select(users.c.tier).where(users.c.id == name))).scalar_one_or_none()
         return Consumer(tier or "", tuple(keys))
+
+    async def beginning(self, text: str, most: int) -> list[tuple[str, str]]:
+        """Return consumers whose names begin with a text, and those of whose keys the id or the key does.
+
+        They are pairs of a name and the id of that key, which is empty for those found by their names.
+        """
+        if self._database is None:
+            return []
+        key = text.removeprefix(CONSUMER_PREFIX).partition("_")[0] or text
+        async with self._database.reading() as connection:
+            names = select(_TABLE.consumer).distinct().where(begins(connection, _TABLE.consumer, text))
+            ids = select(_TABLE.consumer, _TABLE.id).where(begins(connection, _TABLE.id, key))
+            found = [
+                (name, "") for name in (await connection.execute(names.order_by(_TABLE.consumer).limit(most))).scalars()
+            ]
+            return found + [
+                (row.consumer, row.id) for row in await connection.execute(ids.order_by(_TABLE.id).limit(most))
+            ]
 
     async def page(self, offset: int, limit: int) -> tuple[list[Consumer], int]:
         """Return some consumers, by name, and how many there are."""

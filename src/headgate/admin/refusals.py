@@ -21,7 +21,7 @@ from sqlalchemy import Table, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin.database import PATIENCE, Database, DatabaseError
-from headgate.admin.statements import upsert
+from headgate.admin.statements import sum_of, upsert
 from headgate.admin.tables import epoch_us, refusal_hours, refusals, usage_writers
 from headgate.core.calendar import DAY_US
 from headgate.observe.refusals import TAKEN_EVERY, Refusal
@@ -127,6 +127,23 @@ class RefusalLog:
         else:
             rows = [msgspec.structs.asdict(each) for each in sorted(found, key=lambda each: -each.at)]
         return rows[offset : offset + limit], len(rows)
+
+    async def most_refused(self, since: int, most: int) -> list[dict[str, Any]]:
+        """Return who was refused most by which rule since an hour, `count` times. Raises DatabaseError."""
+        first = since - since % _HOUR_US
+        if self._database is None:
+            self._waiting.extend(self._taken())
+            sums: Counter[tuple[str, str]] = Counter()
+            for (_, rule, principal), count in _by_hour([each for each in self._waiting if each.at >= first]).items():
+                sums[rule, principal] += count
+            rows = sums.most_common(most)
+            return [{"rule_id": rule, "principal": principal, "count": count} for (rule, principal), count in rows]
+        hours = refusal_hours.c
+        total = sum_of(hours["count"]).label("count")
+        found = select(hours.rule_id, hours.principal, total).where(hours.at >= first, hours.principal != "")
+        ranked = found.group_by(hours.rule_id, hours.principal).order_by(total.desc(), hours.principal).limit(most)
+        async with self._database.reading() as connection:
+            return [dict(row) for row in (await connection.execute(ranked)).mappings()]
 
 
 def _is_meant(refusal: Refusal, filters: Filters, step: str) -> bool:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from headgate.admin import audit, usage
 from headgate.admin.database import Database
 from headgate.admin.follower import ARRIVAL_EVERY, NodeStatus, nodes_of
@@ -94,6 +96,19 @@ class Reports:
                 item["retry_after"] = None if retry_after_us is None else retry_after_us / 1_000_000
             items.append({**item, "at": moment_text(row["at"])})
         return ResultPage.of(items, total, offset + limit)
+
+    async def most_refused(self, since: int, most: int) -> list[dict[str, Any]]:
+        """Return who was refused most by which rule since an hour, `count` times, and what that rule counts by."""
+        return [self._counting(each) for each in await self._refusals.most_refused(since, most)]
+
+    def hot(self) -> list[dict[str, Any]]:
+        """Return who is decided about most now, by which rule, how often per second, and what that rule counts by."""
+        report = msgspec.json.decode(self.hot_keys()) or {"hot": []}
+        return [self._counting({**each, "rule_id": each["rule"], "principal": each["key"]}) for each in report["hot"]]
+
+    def _counting(self, row: dict[str, Any]) -> dict[str, Any]:
+        rule = self._engine.policy.rules.get(row["rule_id"])
+        return {**row, "dimension": rule.dimension if rule else ""}
 
     async def explain(self, request: Request) -> dict[str, Any]:
         """Say for every rule whether it applies and why, in what state it is, and what would be decided."""

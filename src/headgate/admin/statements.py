@@ -17,6 +17,7 @@ from sqlalchemy import (
     Table,
     Text,
     Update,
+    and_,
     cast,
     func,
     literal,
@@ -73,6 +74,13 @@ def among(connection: AsyncConnection, column: Column[str], names: Iterable[str]
         return column.in_(select(func.unnest(literal(list(names), postgresql.ARRAY(Text))).column_valued()))
     listed = func.json_each(json.dumps(list(names), ensure_ascii=False)).table_valued("value")
     return column.in_(select(listed.c.value))
+
+
+def begins(connection: AsyncConnection, column: Column[str], beginning: str) -> ColumnElement[bool]:
+    """Return what holds for rows whose column begins with a text; SQLite finds them by the column's index."""
+    if connection.dialect.name == "postgresql":  # whose index follows the database's language, not its characters
+        return func.starts_with(column, beginning)
+    return and_(column >= beginning, column < beginning + chr(0x10FFFF))
 
 
 def member(connection: AsyncConnection, column: Column[Any], table: str, name: Column[str]) -> ColumnElement[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple, Self
+
+from sqlalchemy import select
 
 from headgate.admin import audit
 from headgate.admin.audit import Actor
@@ -13,14 +15,20 @@ from headgate.admin.database import Database
 from headgate.admin.follower import ARRIVAL_EVERY
 from headgate.admin.objects import ObjectKind, Stored, UnknownObject, revision_number
 from headgate.admin.rule_catalogs import RuleCatalog
-from headgate.admin.tables import epoch_us
+from headgate.admin.statements import begins, slices
+from headgate.admin.tables import epoch_us, users
+from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
+from headgate.core.quota import Quota
 from headgate.engine import AsyncEngine
 from headgate.engine.ruling import state_data
 from headgate.policy.dumping import to_data
+from headgate.policy.explain import explain_rule
+from headgate.policy.facts import address_given, facts_of
 from headgate.policy.loading import change_from_data, rule_from_data
-from headgate.policy.model import Change, User
-from headgate.policy.request import Request
+from headgate.policy.model import Change, Rule, User
+from headgate.policy.prepared import PreparedRule
+from headgate.policy.request import ENDPOINT, GLOBAL, Request
 
 DEFAULT_TIER = "default_tier"
 """The setting that has the tier of users who have none."""
@@ -40,6 +48,25 @@ class SpecialUser(NamedTuple):
     def of(cls, stored: Stored | None) -> Self:
         """Return what is stored of a user."""
         return cls(dict(stored.body), stored.version) if stored else cls({}, 0)
+
+
+class RuleUse(NamedTuple):
+    """What a rule is for somebody, and what is used of it."""
+
+    rule: Rule
+    usual: tuple[Quota, ...]
+    """What would be in force without an override."""
+    quotas: tuple[Quota, ...] = ()
+    """What is in force; none if something is missing."""
+    source: str = ""
+    """Where that comes from; see `headgate.policy.explain.Considered`."""
+    is_enforced: bool = False
+    states: tuple[Decision, ...] = ()
+    """What each of the quotas says; none for those on a list, who are not counted."""
+    degraded: str = ""
+    """Why the store did not say so; empty if it did."""
+    missing: tuple[str, ...] = ()
+    """What the rule counts by besides, so that only a whole request says what is used."""
 
 
 class Users:
@@ -132,56 +159,142 @@ class Users:
         What was just changed is waited for, so that limits and overrides go together; `in_force` is false if this
         node did not run it in time.
         """
-        give_up = asyncio.get_running_loop().time() + _FOLLOWS_WITHIN
-        while True:
-            special, version = SpecialUser.of(await self._rules.get(ObjectKind.USER, name))
-            policy = self._engine.policy
-            in_force = to_data(policy.ruleset.users.get(name, User())) == special
-            if in_force or asyncio.get_running_loop().time() > give_up:
-                break
-            await asyncio.sleep(ARRIVAL_EVERY)
-        tier = policy.tier_of(name)
-        limits = []
-        for rule in policy.rules.values():
-            if not rule.rule.enabled or rule.rule.dimensions != ("user",):
-                continue
-            if rule.rule.tier and rule.rule.tier != tier:
-                continue
-            explained = await self._engine.explain(Request({"user": name}, rule_id=rule.id))
-            states = explained.states.get(rule.id, ())
-            source = next((each.source for each in explained.explanation.rules if each.rule == rule.id), "")
-            limits.append(
-                {
-                    "rule_id": rule.id,
-                    "endpoint": rule.rule.endpoint,
-                    "methods": sorted(rule.rule.methods),
-                    "shadow": rule.rule.shadow,
-                    "source": source,
-                    "limits": [state_data(state) for state in states],
-                }
-            )
+        (special, version), in_force = await self.special(name)
+        policy = self._engine.policy
+        uses, _ = await self.uses({"user": name})
+        limits = [
+            {
+                "rule_id": each.rule.id,
+                "endpoint": each.rule.endpoint,
+                "methods": sorted(each.rule.methods),
+                "shadow": each.rule.shadow,
+                "source": each.source,
+                "limits": [state_data(state) for state in each.states],
+            }
+            for each in uses
+            if each.rule.dimensions == ("user",)
+        ]
         stored = {"tier": special.get("tier") or policy.ruleset.default_tier, "overrides": special.get("overrides", {})}
         return {"user_id": name, "in_force": in_force, **stored, "rules": limits}, version
 
+    async def special(self, name: str) -> tuple[SpecialUser, bool]:
+        """Return what is special about a user, and whether this node runs it, which is waited for."""
+        give_up = asyncio.get_running_loop().time() + _FOLLOWS_WITHIN
+        while True:
+            special = SpecialUser.of(await self._rules.get(ObjectKind.USER, name))
+            in_force = self.known(name) == special.body
+            if in_force or asyncio.get_running_loop().time() > give_up:
+                return special, in_force
+            await asyncio.sleep(ARRIVAL_EVERY)
+
+    def known(self, name: str) -> dict[str, Any]:
+        """Return what is special about a user by the rules that this node runs."""
+        body: dict[str, Any] = to_data(self._engine.policy.ruleset.users.get(name, User()))
+        return body
+
+    async def beginning(self, text: str, most: int) -> list[tuple[str, str]]:
+        """Return users about whom something is special and whose names begin with a text, and their tiers."""
+        if self._database is None:
+            known = self._engine.policy.ruleset.users
+            return sorted((name, user.tier) for name, user in known.items() if name.startswith(text))[:most]
+        async with self._database.reading() as connection:
+            found = select(users.c.id, users.c.tier).where(begins(connection, users.c.id, text))
+            return [(row.id, row.tier) for row in await connection.execute(found.order_by(users.c.id).limit(most))]
+
+    def tier(self, name: str) -> str:
+        """Return the tier of a user by the rules in force, which may be that of those who have none of their own."""
+        return self._engine.policy.tier_of(name)
+
+    def tiers(self) -> list[str]:
+        """Return the tiers that mean something in the rules in force."""
+        policy = self._engine.policy
+        named = {rule.rule.tier for rule in policy.rules.values()} | {
+            *policy.ruleset.tiers,
+            policy.ruleset.default_tier,
+        }
+        return sorted(named - {""})
+
+    def listed(self, principal: Mapping[str, str]) -> str:
+        """Return why somebody is let through or refused whatever the limits are; empty if it depends on them."""
+        return self._engine.policy.select(Request(dict(principal)), self._engine.clock.now()).reason
+
+    async def uses(
+        self, principal: Mapping[str, str], offset: int = 0, most: int | None = None, first: Collection[str] = ()
+    ) -> tuple[list[RuleUse], int]:
+        """Return the rules that count somebody, with what is used of each, and how many there are.
+
+        Args:
+            principal: who, by dimension, as in a request.
+            offset: rules to leave out.
+            most: rules to return; None: all.
+            first: ids of rules that come before others.
+
+        Raises InvalidRequest.
+        """
+        policy, now = self._engine.policy, self._engine.clock.now()
+        facts, whole = facts_of(Request(dict(principal))), address_given(Request(dict(principal)))
+        tier = policy.tier_of(principal.get("user", ""))
+        found = [
+            each
+            for each in policy.rules.values()
+            if each.rule.enabled
+            and not principal.keys().isdisjoint(each.dimensions)
+            and each.rule.tier in {"", tier}
+            and (each.only is None or each.only.find(facts, whole) is not None)
+        ]
+        found.sort(key=lambda each: each.id not in first)
+        chosen = found[offset : None if most is None else offset + most]
+        uses: list[RuleUse] = []
+        for some in slices(chosen):
+            uses += await asyncio.gather(*[self._use(each, principal, tier, now) for each in some])
+        return uses, len(found)
+
+    async def _use(self, prepared: PreparedRule, principal: Mapping[str, str], tier: str, now: int) -> RuleUse:
+        rule, policy = prepared.rule, self._engine.policy
+        of_tier = policy.ruleset.tiers.get(tier, {}).get(rule.id)
+        is_changed = of_tier is not None and (of_tier.until is None or now < of_tier.until)
+        usual = of_tier.apply(rule.quotas) if of_tier is not None and is_changed else rule.quotas
+        given = {name: value for name, value in principal.items() if name in rule.dimensions}
+        is_one_path = not {"*", "{"} & set(rule.endpoint)
+        known = {*given, GLOBAL, *([ENDPOINT] if is_one_path else ())}
+        missing = tuple([name for name in rule.dimensions if name not in known])
+        if missing:
+            return RuleUse(rule, usual, missing=missing)
+        request = Request(given, rule.endpoint if is_one_path else "/", rule_id=rule.id)
+        considered = explain_rule(policy, request, now)
+        ruling = await self._engine.peek(request)
+        states = tuple([each.decision for each in (*ruling.limits, *ruling.shadow)])
+        return RuleUse(
+            rule, usual, considered.quotas, considered.source, considered.is_enforced, states, ruling.degraded
+        )
+
     async def reset(self, name: str, rules: Sequence[str], actor: Actor) -> dict[str, Any]:
         """Forget what a user used of the limits that count users, or of the rules that are named."""
+        return {"user_id": name, **await self.reset_caller({"user": name}, rules, actor)}
+
+    async def reset_caller(self, principal: Mapping[str, str], rules: Sequence[str], actor: Actor) -> dict[str, Any]:
+        """Forget what a principal used of the limits that count by it alone, or of the rules that are named."""
         policy = self._engine.policy
-        known = [rule.id for rule in policy.rules.values() if "user" in rule.rule.dimensions]
+        known = [rule.id for rule in policy.rules.values() if not principal.keys().isdisjoint(rule.dimensions)]
         done: list[str] = []
         for rule_id in rules or known:
             rule = policy.rules.get(rule_id)
             if rule is None:
                 raise UnknownObject(f"there is no rule {rule_id!r:.80}")
-            if rules and "user" not in rule.rule.dimensions:
-                raise UsageError(f"rule {rule_id} counts by {rule.rule.dimension}: it has nothing of one user to reset")
-            if rule.rule.dimensions == ("user",):
-                reset = await self._engine.reset(Request({"user": name}, rule_id=rule_id))
-                done += reset.rules
+            if principal.keys().isdisjoint(rule.dimensions):
+                one = " or ".join(principal)
+                raise UsageError(
+                    f"rule {rule_id} counts by {rule.rule.dimension}: it has nothing of one {one} to reset"
+                )
+            if principal.keys() >= {*rule.dimensions}:
+                counted = {name: principal[name] for name in rule.dimensions}
+                done += (await self._engine.reset(Request(counted, rule_id=rule_id))).rules
         if done and self._database is not None:
+            ((kind, name), *_) = principal.items()
             async with self._database.exclusively() as connection:
-                entry = audit.AuditEntry("reset", "user", name, None, {"rules": done})
+                entry = audit.AuditEntry("reset", kind, name, None, {"rules": done})
                 await audit.append(connection, [entry], actor, await revision_number(connection), epoch_us())
-        return {"user_id": name, "reset": done, "skipped": [each for each in rules or known if each not in done]}
+        return {"reset": done, "skipped": [each for each in rules or known if each not in done]}
 
 
 def check_override(change: Change) -> None:

@@ -54,7 +54,7 @@ def _suggest(arguments: argparse.Namespace, terminal: Terminal) -> int:
         field = field or name
     columns = dict(named(text, "--column", "user=sub") for text in arguments.column) | ({field: field} if field else {})
     suggester = Suggester(
-        by=by,
+        by=by or next((known for known in (USER, APIKEY) if known in columns), ""),
         field=field,
         headroom=arguments.headroom,
         most_endpoints=arguments.endpoints,

@@ -65,7 +65,8 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
         return Explanation(selection, facts, tier, ())
     applying = {applied.rule.id: applied for applied in policy.applying(request, facts, now)}
     if request.rule_id:
-        return Explanation(selection, facts, tier, tuple(_of_one_rule(policy, request.rule_id, applying, facts, tier)))
+        named = [_of_one_rule(rule_id, request.rule_id, applying, facts, tier) for rule_id in policy.rules]
+        return Explanation(selection, facts, tier, tuple(named))
     default = policy.ruleset.default.id if policy.ruleset.default is not None else None
     failures = {rule.id: next(_failures(rule, request, facts, tier), "") for rule in policy.rules.values()}
     replaced = replaced_among(
@@ -83,6 +84,14 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
         else:
             considered.append(Considered(rule_id, False, failure or f"replaced by rule {replaced[rule_id]}"))
     return Explanation(selection, facts, tier, tuple(considered))
+
+
+def explain_rule(policy: Policy, request: Request, now: int) -> Considered:
+    """Say what the rule that a request names has to do with it; of other rules, nothing. Raises as `explain` does."""
+    facts = facts_of(request, ignore_case=policy.ruleset.ignore_case)
+    tier = request.tier or policy.tier_of(facts.get("user", ""))
+    applying = {applied.rule.id: applied for applied in policy.applying(request, facts, now)}
+    return _of_one_rule(request.rule_id, request.rule_id, applying, facts, tier)
 
 
 def why_not_reset(policy: Policy, request: Request, now: int) -> str:
@@ -104,14 +113,12 @@ def why_not_reset(policy: Policy, request: Request, now: int) -> str:
 
 
 def _of_one_rule(
-    policy: Policy, rule_id: str, applying: Mapping[str, Applied], facts: Mapping[str, str], tier: str
-) -> Iterator[Considered]:
-    """Say that a rule applies because it is named, and the others do not."""
-    for other in policy.rules:
-        if other in applying:
-            yield _applying(applying[other], facts, tier, "named by the request")
-        else:
-            yield Considered(other, False, "disabled" if other == rule_id else f"the request names rule {rule_id}")
+    rule_id: str, named: str, applying: Mapping[str, Applied], facts: Mapping[str, str], tier: str
+) -> Considered:
+    """Say that a rule applies because it is named, or that it does not, because another one is."""
+    if rule_id in applying:
+        return _applying(applying[rule_id], facts, tier, "named by the request")
+    return Considered(rule_id, False, "disabled" if rule_id == named else f"the request names rule {named}")
 
 
 def _failures(prepared: PreparedRule, request: Request, facts: Mapping[str, str], tier: str) -> Iterator[str]:

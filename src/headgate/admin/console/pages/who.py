@@ -1,0 +1,363 @@
+"""Callers: found by a part of their name, with their limits and what is used of them; and what is changed for one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from litestar import Request, Response, get, post
+from litestar.response import Redirect
+
+from headgate.admin.console.forms import Form, actor_of, form_of, number_of
+from headgate.admin.console.rendering import link, page
+from headgate.admin.database import DatabaseError
+from headgate.admin.objects import ObjectKind, UnknownObject, VersionConflict
+from headgate.admin.routes.asking import EDITOR, VIEWER, Admin, Offset
+from headgate.admin.rule_catalogs import FileRules
+from headgate.admin.service import AdminService, consumer_data
+from headgate.admin.tables import epoch_us
+from headgate.admin.users import RuleUse, SpecialUser
+from headgate.core.errors import UsageError
+from headgate.core.quota import Quota
+from headgate.observe.refusals import shown_as
+from headgate.policy.dumping import to_data
+from headgate.policy.model import LONGEST_VALUE
+from headgate.policy.times import moment_text
+from headgate.web.address import parse
+
+_ROWS, _MOST, _SUMMED = 25, 20, 200
+_HOUR_US, _DAY_US = 3_600_000_000, 86_400_000_000
+_PRINCIPALS = {"user": ("user",), "consumer": ("user", "apikey"), "key": ("apikey",), "address": ("ip",)}
+"""What requests of each kind of caller have; the key of a consumer is called as the consumer is."""
+_KINDS = {"user": "user", "apikey": "key", "ip": "address"}
+_DIGEST = re.compile("#[0-9a-f]{16}")
+_LASTING = {"1h": _HOUR_US, "1d": _DAY_US, "1w": 7 * _DAY_US}
+_WebRequest = Request[Any, Any, Any]
+
+
+class Caller(NamedTuple):
+    """Whom a page is about."""
+
+    kind: str
+    name: str
+
+    @property
+    def principal(self) -> dict[str, str]:
+        """What a request of theirs has."""
+        return dict.fromkeys(_PRINCIPALS[self.kind], self.name)
+
+    @property
+    def entry(self) -> dict[str, str]:
+        """How a list names them."""
+        return {next(iter(self.principal)): self.name}
+
+    @property
+    def is_user(self) -> bool:
+        """Whether tiers and overrides are theirs."""
+        return "user" in self.principal
+
+    @property
+    def is_digest(self) -> bool:
+        """Whether it is what logs show rather than a name."""
+        return _DIGEST.fullmatch(self.name) is not None
+
+    def place(self, **more: Any) -> str:
+        """Return the address of their page."""
+        return link("/who", **{self.kind: self.name}, **more)
+
+
+@get("/who", opt=VIEWER)
+async def who(request: _WebRequest, admin: Admin, offset: Offset = 0) -> Response[Any]:
+    """Find a caller, or show one."""
+    caller, query = _caller_in(request), request.query_params
+    if caller is None:
+        return await _found(request, admin, _checked(query.get("q", "").strip()))
+    if query.get("raise"):
+        return await _raising(request, admin, caller, query["raise"])
+    return await _shown(request, admin, caller, offset=offset)
+
+
+def _caller_in(request: _WebRequest) -> Caller | None:
+    """Return whom a query names. Raises UsageError."""
+    for kind in _PRINCIPALS:
+        if name := request.query_params.get(kind, ""):
+            return Caller(kind, _checked(name))
+    return None
+
+
+def _checked(name: str) -> str:
+    if len(name) > LONGEST_VALUE:
+        raise UsageError(f"the name of a caller has at most {LONGEST_VALUE} characters")
+    return name
+
+
+# Finding
+
+
+async def _found(request: _WebRequest, admin: AdminService, text: str) -> Response[Any]:
+    """Show those whose names begin with a text; if it can only mean one, go there."""
+    if not text:
+        refused = await _or(admin.reports.most_refused(epoch_us() - _HOUR_US, _MOST), None)
+        return page(request, "who.html", text="", most_refused=refused, hot=admin.reports.hot()[:_MOST], places=_places)
+    users, consumers, *counts = await asyncio.gather(
+        _or(admin.users.beginning(text, _MOST + 1), ()),
+        _or(admin.consumers.beginning(text, _MOST), ()),
+        *[_or(admin.reports.refusals({name: shown_as(name, text)}, "each", 0, 1), None) for name in _KINDS],
+    )
+    refused = {kind: count.total for kind, count in zip(_KINDS.values(), counts, strict=True) if count}
+    keys = [Caller("consumer", name) for name, key in consumers if key and (key == text or f"_{key}_" in text)]
+    exact = {Caller("consumer", name) for name, key in consumers if name == text} | {*keys}
+    exact |= {Caller(kind, text) for kind, count in refused.items() if count}
+    exact |= {Caller("user", name) for name, _ in users if name == text}
+    if parse(text) is not None:
+        exact.add(Caller("address", text))
+    if Caller("consumer", text) in exact:  # who is a user, and whose keys are called so
+        exact -= {Caller("user", text), Caller("key", text)}
+    if len(exact) == 1:
+        return Redirect(exact.pop().place(), status_code=303)
+    candidates = [Caller(kind, text) for kind in ("user", "key")] if not _DIGEST.fullmatch(text) else []
+    known = {"users": users, "consumers": consumers, "refused": refused, "most": _MOST, "places": _places}
+    return page(request, "who.html", text=text, exact=sorted(exact), candidates=candidates, **known)
+
+
+def _places(dimension: str, name: str) -> str:
+    """Return the page of whom a rule counts, if there is one."""
+    return Caller(_KINDS[dimension], name).place() if dimension in _KINDS else ""
+
+
+async def _or(asked: Any, otherwise: Any) -> Any:
+    """Return what is known if the database can be asked, and if there is one."""
+    try:
+        return await asked
+    except (DatabaseError, UnknownObject):
+        return otherwise
+
+
+# A caller
+
+
+async def _shown(
+    request: _WebRequest, admin: AdminService, caller: Caller, *, offset: int = 0, error: Exception | None = None
+) -> Response[str]:
+    """Show the limits of a caller, and what is used of them."""
+    special, is_away, is_late = await _special(admin, caller)
+    overrides, uses, total, problem = special.body.get("overrides", {}), list[RuleUse](), 0, error
+    named = {name: shown_as(name, caller.name) for name in caller.principal}
+    shown = set[str]().union(*named.values())
+    first = next(iter(named))
+    refusals = await _or(admin.reports.refusals({first: named[first]}, "each", 0, _SUMMED), None)
+    listed = ""
+    if not caller.is_digest or special.body:
+        refusing = {each["rule_id"] for each in refusals.items} if refusals else set()
+        try:
+            listed = admin.users.listed(caller.principal)
+            uses, total = await admin.users.uses(caller.principal, offset, _ROWS, {*overrides, *refusing})
+        except UsageError as wrong:
+            problem = error or wrong
+    consumer = await _or(admin.consumers.get(caller.name), None) if caller.kind == "consumer" else None
+    saved, fixed = request.query_params.get("saved", ""), _fixed(admin, is_away=is_away)
+    has_warnings = saved in overrides and not fixed
+    known = {
+        "who": caller,
+        "special": special,
+        "uses": uses,
+        "degraded": next((use.degraded for use in uses if use.degraded), ""),
+        "total": total,
+        "offset": offset,
+        "rows": _ROWS,
+        "refusals": refusals,
+        "listed": listed,
+        "lists": {name: (await _list(admin, caller, name))[0] for name in LISTS},
+        "consumer": consumer_data(consumer) if consumer else None,
+        "rate": max((each["per_second"] for each in admin.reports.hot() if each["principal"] in shown), default=0),
+        "tiers": admin.users.tiers(),
+        "tier": admin.users.tier(caller.name) if caller.is_user else "",
+        "fixed": fixed,
+        "is_late": is_late,
+        "saved": saved,
+        "warnings": await admin.users.without_effect(special.body, saved) if has_warnings else [],
+        "done": request.query_params.get("done", ""),
+        "error": problem,
+    }
+    return page(request, "caller.html", status=_status(error), **known)
+
+
+async def _special(admin: AdminService, caller: Caller) -> tuple[SpecialUser, bool, bool]:
+    """Return what is special about a caller, whether that is what this node knows, and whether it runs another."""
+    if not caller.is_user:
+        return SpecialUser({}, 0), False, False
+    try:
+        special, in_force = await admin.users.special(caller.name)
+    except DatabaseError:
+        return SpecialUser(admin.users.known(caller.name), 0), True, False
+    return special, False, not in_force
+
+
+def _fixed(admin: AdminService, *, is_away: bool = False) -> str:
+    """Return why nothing can be changed here: "file" or "away"; empty if it can."""
+    return "file" if isinstance(admin.rules, FileRules) else "away" if is_away else ""
+
+
+def _status(error: Exception | None) -> int:
+    return 200 if error is None else 409 if isinstance(error, VersionConflict) else 400
+
+
+# What is changed for one
+
+
+async def _raising(
+    request: _WebRequest, admin: AdminService, caller: Caller, rule_id: str, *, error: Exception | None = None
+) -> Response[str]:
+    """Show the form by which a rule is changed for one user, with what it is now."""
+    if not caller.is_user:
+        raise UsageError("an override is for a user: a rule with a key_pattern is what is for one key or address")
+    (special, is_away, _), use = await _special(admin, caller), await _use(admin, caller, rule_id)
+    override = special.body.get("overrides", {}).get(rule_id)
+    fields = [_fields(quota, is_raised=override is None) for quota in use.quotas]
+    known = {"who": caller, "use": use, "override": override, "version": special.version, "error": error}
+    known |= {
+        "quotas": fields,
+        "form": await form_of(request) if error else {},
+        "fixed": _fixed(admin, is_away=is_away),
+    }
+    return page(request, "raise.html", status=_status(error), rule_id=rule_id, **known)
+
+
+async def _use(admin: AdminService, caller: Caller, rule_id: str) -> RuleUse:
+    """Return what a rule means to a caller. Raises UnknownObject."""
+    uses, _ = await admin.users.uses(caller.principal, 0, 1, {rule_id})
+    if not uses or uses[0].rule.id != rule_id or uses[0].missing:
+        raise UnknownObject(f"no rule {rule_id!r:.80} counts {caller.kind} {caller.name!r:.80}")
+    return uses[0]
+
+
+def _fields(quota: Quota, *, is_raised: bool) -> dict[str, Any]:
+    """Return what the form has of a quota: as it is or, as a suggestion, twice as much."""
+    body: dict[str, Any] = to_data(quota)
+    suggested = {name: 2 * body[name] for name in ("limit", "burst", "capacity") if is_raised and body.get(name, 0) > 0}
+    return {"burst": "", **body, **suggested}
+
+
+@post("/who/override", opt=EDITOR)
+async def override(request: _WebRequest, admin: Admin) -> Response[Any]:
+    """Change a rule for one user."""
+    form = await form_of(request)
+    caller, rule_id = _changed(request), form.get("rule", "")
+    try:
+        change = _change(form, await _use(admin, caller, rule_id), admin.users.known(caller.name), rule_id)
+        actor, expected = actor_of(request, form), number_of(form, "version")
+        await admin.users.set_override(caller.name, rule_id, change, actor, expected)
+    except (UsageError, VersionConflict) as error:
+        return await _raising(request, admin, caller, rule_id, error=error)
+    return Redirect(caller.place(saved=rule_id), status_code=303)
+
+
+def _change(form: Form, use: RuleUse, special: Mapping[str, Any], rule_id: str) -> dict[str, Any]:
+    """Return the override that a form asks for: what differs from what is usual. Raises UsageError."""
+    usual = [to_data(quota) for quota in use.usual]
+    wanted: list[dict[str, Any]] = []
+    for place, quota in enumerate(usual):
+        given = {name: form.get(f"{name}-{place}", "") for name in ("limit", "burst", "capacity", "window")}
+        numbers = {name: _count(name, text) for name, text in given.items() if text and name != "window"}
+        wanted.append({**quota, **numbers, **({"window": given["window"]} if given["window"] else {})})
+    if len(usual) == 1:
+        change = {name: value for name, value in wanted[0].items() if usual[0].get(name, 0) != value}
+    else:
+        change = {"limits": wanted} if wanted != usual else {}
+    if not change:
+        raise UsageError("that is what applies without an override: give another limit, burst or window")
+    until = _until(form, special.get("overrides", {}).get(rule_id, {}).get("until"))
+    return {**change, "until": until} if until else change
+
+
+def _count(name: str, text: str) -> int:
+    digits = re.sub(r"[\s_,']", "", text)
+    if not re.fullmatch("-?[0-9]{1,16}", digits):
+        raise UsageError(f"{name} is a whole number such as 500, not {text!r:.40}")
+    return int(digits)
+
+
+def _until(form: Form, present: str | None) -> str | None:
+    """Return when a change is to end; None: never. Raises UsageError."""
+    lasting = form.get("lasting", "")
+    if lasting in _LASTING:
+        return moment_text(epoch_us() + _LASTING[lasting])
+    if lasting == "same":
+        return present
+    if lasting != "at":
+        return None
+    try:
+        moment = datetime.fromisoformat(form.get("at", ""))
+    except ValueError:
+        raise UsageError("give the moment when it ends, such as 2026-12-01 18:00, in UTC") from None
+    return moment.replace(tzinfo=None).isoformat() + "Z"
+
+
+@post("/who/end", opt=EDITOR)
+async def end_override(request: _WebRequest, admin: Admin) -> Response[Any]:
+    """End the override of a rule."""
+    form = await form_of(request)
+    caller, actor = _changed(request), actor_of(request, form)
+    await admin.users.end_override(caller.name, form.get("rule", ""), actor)
+    return Redirect(caller.place(done="ended"), status_code=303)
+
+
+@post("/who/tier", opt=EDITOR)
+async def set_tier(request: _WebRequest, admin: Admin) -> Response[Any]:
+    """Move a user to a tier."""
+    form = await form_of(request)
+    caller = _changed(request)
+    try:
+        expected = number_of(form, "version")
+        await admin.users.set_tier(caller.name, form.get("tier", ""), actor_of(request, form), expected)
+    except (UsageError, VersionConflict) as error:
+        return await _shown(request, admin, caller, error=error)
+    return Redirect(caller.place(done="moved"), status_code=303)
+
+
+@post("/who/reset", opt=EDITOR)
+async def reset(request: _WebRequest, admin: Admin) -> Response[Any]:
+    """Forget what a caller used, of one rule or of all."""
+    form = await form_of(request)
+    caller, rule_id = _changed(request), form.get("rule", "")
+    await admin.users.reset_caller(caller.principal, [rule_id] if rule_id else (), actor_of(request, form))
+    return Redirect(caller.place(done="reset"), status_code=303)
+
+
+LISTS = ("allow", "deny")
+
+
+@post("/who/list", opt=EDITOR)
+async def put_on_list(request: _WebRequest, admin: Admin) -> Response[Any]:
+    """Let a caller through whatever its limits are, or refuse it, or let limits decide again."""
+    form = await form_of(request)
+    caller, name = _changed(request), form.get("list", "")
+    if name not in LISTS or "*" in caller.name:
+        raise UsageError("a caller is put on the list allow or deny; a * in a list stands for any characters")
+    is_listed, entries, version = await _list(admin, caller, name)
+    if is_listed == bool(form.get("remove")):
+        left = [each for each in entries if each != caller.entry]
+        wanted = left if is_listed else [*entries, caller.entry]
+        await admin.put(ObjectKind.SETTING, name, wanted, version, actor_of(request, form))
+    return Redirect(caller.place(done=name), status_code=303)
+
+
+async def _list(admin: AdminService, caller: Caller, name: str) -> tuple[bool, list[dict[str, str]], int]:
+    """Return whether a caller is on a list, all that is, and the version of that."""
+    stored = await _or(admin.get(ObjectKind.SETTING, name), None)
+    entries = stored.body if stored else []
+    return caller.entry in entries, entries, stored.version if stored else 0
+
+
+def _changed(request: _WebRequest) -> Caller:
+    """Return for whom a form changes something: its address says so, in which spaces stay. Raises UsageError."""
+    caller = _caller_in(request)
+    if caller is None:
+        raise UsageError("the form does not say for whom: load the page again")
+    return caller
+
+
+ROUTES = [who, override, end_override, set_tier, reset, put_on_list]
