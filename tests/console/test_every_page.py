@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from tests.console.browsing import Browsing, assert_accessible, assert_fits, pages
 from tests.console.planes import Plane
 
-MAIN = {"/", "/rules", "/revisions", "/nodes", "/consumers", "/audit", "/about"}
+MAIN = {"/", "/who", "/rules", "/revisions", "/nodes", "/consumers", "/audit", "/about"}
 _FORMS = "all => all.filter(each => each.method === 'post').map(each => each.getAttribute('action') || location.href)"
 _IDS = "all => all.map(each => each.id).filter((id, index, ids) => ids.indexOf(id) !== index)"
 
