@@ -1,8 +1,11 @@
 """Suggests limits from what principals used: rules as a file, each with its reasons as comments.
 
 The limit of a rule is what 99.9 % of principals needed in their busiest minute and hour, times the headroom, rounded
-up, and at least `LEAST_LIMIT`. Outliers are left out of that, so that the limit does not follow them: a few principals
-at the top (up to 1 %, at least 3 and at most 20) who used at least `GAP` times as much as the next one.
+up, and at least `LEAST_LIMIT`. Those who come once or twice, as most addresses do, say nothing about those who come
+often: where there are enough principals with `REGULAR` requests, only they count for the percentiles.
+
+Outliers are left out, so that the limit does not follow them: a few principals at the top (up to 1 %, at least 3 and at
+most 20) who used at least `GAP` times as much as the next one.
 
 Windows are measured as they stand on the clock, so any other minute may hold what was in two of them. Therefore a
 headroom of 2 is enough, with every algorithm, for all who stay within the percentile.
@@ -28,6 +31,8 @@ from headgate.replay.endpoints import Endpoint
 from headgate.replay.entry import Entry
 from headgate.replay.use import WINDOWS, Usage, Use
 
+REGULAR, LEAST_REGULARS = 10, 100
+"""The percentiles are those of principals with so many requests, if there are so many of them."""
 LEAST_LIMIT = 5
 """No limit is lower: where one request is usual, a second try is no abuse."""
 GAP, LEAST_OUTLIER = 3, 10
@@ -189,7 +194,11 @@ class Suggester:
         requests = usage.requests if endpoint is None else endpoint.requests
         share = f" ({100 * requests / usage.requests:.0f} %)" if endpoint else ""
         what = endpoint or "All endpoints"
-        reasons = [f"{what}: {requests:,} requests{share}, by {measured[0].count_text(people)}."]
+        first = measured[0]
+        regular = (
+            f" Percentiles are those of {first.regulars:,} with {REGULAR} requests or more." if first.regulars else ""
+        )
+        reasons = [f"{what}: {requests:,} requests{share}, by {first.count_text(people)}.{regular}"]
         reasons += [each.reason(self._headroom) for each in measured]
         over = _over(kept)
         reasons.append(_over_text(over, kept, outliers, people))
@@ -236,14 +245,18 @@ class _Measured:
         self.count = (len(use.peaks) if use.sampled is None else len(use.sampled)) * use.weight
         self.outliers = _outliers(self.ordered, self.count)
         self._normal: list[int] = []
+        self.regulars = 0
+        """How many principals the percentiles are taken from, if not from all."""
         self.limit = 0
 
     def leave_out(self, outliers: set[str]) -> None:
         """Take the percentiles and the limit from the others."""
         sampled = self._use.peaks.keys() if self._use.sampled is None else self._use.sampled
-        self._normal = sorted(
-            peak for peak, principal in self.ordered if principal in sampled and principal not in outliers
-        )
+        counted = [each for each in sampled if each not in outliers]
+        regulars = [each for each in counted if self._use.requests[each] >= REGULAR]
+        if len(regulars) >= LEAST_REGULARS:
+            self.regulars = len(regulars) * self._use.weight
+        self._normal = sorted(map(self._use.peaks.__getitem__, regulars if self.regulars else counted))
         self.limit = max(LEAST_LIMIT, rounded_up(ceil(self.percentile(99.9) * self._headroom)))
 
     def percentile(self, percent: float) -> int:

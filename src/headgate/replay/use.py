@@ -37,6 +37,8 @@ class Use(NamedTuple):
 
     peaks: dict[str, int]
     """Of each principal that was measured."""
+    requests: dict[str, int]
+    """Of each of them, in all."""
     sampled: frozenset[str] | None
     """Those that stand for all; None: all that were measured do."""
     weight: int
@@ -87,23 +89,22 @@ class Usage:
         """
         place = 3 * window + _PEAK
         peaks: dict[str, int] = {}
-        if endpoint is None:
-            peaks = {principal: cells[None][place] for principal, cells in self._principals.items()}
-        else:
-            pattern = parsed(endpoint.pattern)
-            within = {
-                each for each in self.endpoints if each.method == endpoint.method and matches(pattern, each.pattern)
-            }
-            for principal, cells in self._principals.items():
-                found: dict[Endpoint, int] = {}
-                for each, cell in cells.items():
-                    if each is not None and (current := each.current) in within:
-                        found[current] = max(cell[place], found.get(current, 0))
-                if found:
-                    peaks[principal] = sum(found.values())
-        if not self.level:
-            return Use(peaks, None, 1)
-        return Use(peaks, frozenset(filter(self._is_sampled, peaks)), 1 << self.level)
+        requests: dict[str, int] = {}
+        within: set[Endpoint | None] = {None}
+        if endpoint is not None:
+            pattern, method = parsed(endpoint.pattern), endpoint.method
+            within = {each for each in self.endpoints if each.method == method and matches(pattern, each.pattern)}
+        for principal, cells in self._principals.items():
+            found: dict[Endpoint | None, int] = {}
+            for each, cell in cells.items():
+                current = each and each.current
+                if current in within:
+                    found[current] = max(cell[place], found.get(current, 0))
+                    requests[principal] = requests.get(principal, 0) + cell[_REQUESTS]
+            if found:
+                peaks[principal] = sum(found.values())
+        sampled = frozenset(filter(self._is_sampled, peaks)) if self.level else None
+        return Use(peaks, requests, sampled, 1 << self.level)
 
     def _is_sampled(self, principal: str) -> bool:
         return crc32(principal.encode()) < _HASHES >> self.level
