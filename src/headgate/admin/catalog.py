@@ -149,12 +149,18 @@ class Catalog:
         async with self.database.reading() as connection:
             return await document_about(connection, operations)
 
-    async def change(self, operations: Sequence[Operation], actor: Actor) -> Changed:
+    async def uses(self, kind: ObjectKind, name: str) -> dict[str, list[str]]:
+        """Return the ids of what uses a rule or a tier, by their kind: users, tiers, rules and settings."""
+        async with self.database.reading() as connection:
+            return await uses_of(connection, kind, {name}, self._now())
+
+    async def change(self, operations: Sequence[Operation], actor: Actor, *, dry_run: bool = False) -> Changed:
         """Do all of `operations`, or none.
 
         Args:
             operations: what to do; no two about the same thing.
             actor: who wants it, and why.
+            dry_run: only say what would be changed.
 
         Raises:
             InvalidRules: what there would be then cannot be used; it says all that is wrong.
@@ -162,8 +168,8 @@ class Catalog:
             UnknownObject: what is to be deleted does not exist.
             DatabaseError: the database could not do it. Nothing is changed then.
         """
-        async with self.database.exclusively() as connection:
-            return await Transaction(connection, actor, self._now()).run(operations)
+        async with self.database.exclusively(dry_run=dry_run) as connection:
+            return await Transaction(connection, actor, self._now(), dry_run=dry_run).run(operations)
 
     async def delete(
         self, kind: ObjectKind, name: str, actor: Actor, expected: int | None = None, *, drop: bool = False

@@ -13,17 +13,22 @@ import msgspec
 from headgate.admin import revisions, usage, what_if
 from headgate.admin.audit import Actor
 from headgate.admin.database import Database
-from headgate.admin.objects import ObjectKind, ResultPage, revision_number
+from headgate.admin.objects import ObjectKind, Operation, ResultPage, revision_number
 from headgate.admin.reports import Reports, kept
 from headgate.admin.rule_catalogs import RuleCatalog
 from headgate.admin.tables import epoch_us
 from headgate.core.calendar import DAY_US
+from headgate.observe.principal_use import measured_window
+from headgate.policy.diff import compare
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data, read_apart
 from headgate.policy.model import Rule, Ruleset
 from headgate.policy.times import moment_text
 
 _WEEK_US = 7 * DAY_US
+_MOST_TIERS = 1000
+_NOBODY = Actor("")
+"""Tries what is not done."""
 _NAMED = 5
 """Principals that an answer names."""
 
@@ -126,6 +131,44 @@ class RuleChanges:
                     self._with_hot_keys(await change.answer(connection, now - _WEEK_US, now))
                     for change in once.values()
                 ]
+
+    async def try_rule(self, name: str, body: Any) -> dict[str, Any]:
+        """Say what a rule of this body would change, and what that would have refused in the last day and week.
+
+        Raises as `Catalog.change` does.
+        """
+        done = await self._rules.change([Operation(ObjectKind.RULE, name, body)], _NOBODY, dry_run=True)
+        entry = next((each for each in done.entries if (each.kind, each.subject) == (ObjectKind.RULE, name)), None)
+        if entry is None:
+            return {"before": body, "after": body}
+        answer: dict[str, Any] = {"before": entry.before, "after": entry.after}
+        if entry.before is None or entry.after is None or self._database is None:
+            return answer
+        found, _ = await self._rules.page(ObjectKind.TIER, {}, "id", 0, _MOST_TIERS)
+        tiers = {tier.id: {name: tier.body[name]} for tier in found if name in tier.body}
+        old, new = [
+            from_data({"version": 1, "rules": [{**each, "replaces": []}], "tiers": tiers})
+            for each in (entry.before, entry.after)
+        ]
+        changed = next(iter(compare(old, new).changed), None)
+        answer |= {"state": str(changed.state), "because": changed.because} if changed else {}
+        known = {measured_window(quota) for quota in old.rules[0].quotas} - {0}
+        quotas = [quota for quota in new.rules[0].quotas if measured_window(quota) not in known]
+        answer["not_comparable"] = [str(quota) for quota in quotas if quota not in old.rules[0].quotas]
+        limits = [(tier, each) for (tier, _), some in what_if.changes_between(old, new).items() for each in some]
+        now, spans = epoch_us(), {"day": DAY_US, "week": _WEEK_US}
+        async with self._database.reading() as connection:
+            for name_of_span, length in spans.items():
+                used = await usage.totals(connection, [name], now - length)
+                answer[name_of_span] = {outcome: used[name].get(outcome, 0) for outcome in usage.OUTCOMES}
+            answer["what_if"] = [
+                {
+                    "tier": tier,
+                    **{span: await each.answer(connection, now - length, now) for span, length in spans.items()},
+                }
+                for tier, each in limits
+            ]
+        return answer
 
     async def what_if(
         self,

@@ -15,7 +15,7 @@ from headgate.core.errors import HeadgateError
 from headgate.policy.problems import Finding, InvalidRules
 from headgate.policy.times import moment_text
 
-RULE_DEFAULTS = {"dimension": "user", "endpoint": "**", "algorithm": "token_bucket", "enabled": True}
+RULE_DEFAULTS = {"dimension": "user", "endpoint": "**", "algorithm": "token_bucket", "enabled": True, "shadow": False}
 """What a rule has where it does not say, also for filters. Fields that are not named here are empty then."""
 SETTINGS = ("default_tier", "allow", "deny", "default", "ignore_case", "unknown_rule")
 """What a rules file has besides rules, tiers and users."""

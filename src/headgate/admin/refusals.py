@@ -128,19 +128,21 @@ class RefusalLog:
             rows = [msgspec.structs.asdict(each) for each in sorted(found, key=lambda each: -each.at)]
         return rows[offset : offset + limit], len(rows)
 
-    async def most_refused(self, since: int, most: int) -> list[dict[str, Any]]:
-        """Return who was refused most by which rule since an hour, `count` times. Raises DatabaseError."""
+    async def most_refused(self, since: int, most: int, rule_id: str | None = None) -> list[dict[str, Any]]:
+        """Return who was refused most by which rule, or by one, since an hour, `count` times. Raises DatabaseError."""
         first = since - since % _HOUR_US
         if self._database is None:
             self._waiting.extend(self._taken())
             sums: Counter[tuple[str, str]] = Counter()
             for (_, rule, principal), count in _by_hour([each for each in self._waiting if each.at >= first]).items():
-                sums[rule, principal] += count
+                if rule_id in {None, rule}:
+                    sums[rule, principal] += count
             rows = sums.most_common(most)
             return [{"rule_id": rule, "principal": principal, "count": count} for (rule, principal), count in rows]
         hours = refusal_hours.c
         total = sum_of(hours["count"]).label("count")
         found = select(hours.rule_id, hours.principal, total).where(hours.at >= first, hours.principal != "")
+        found = found if rule_id is None else found.where(hours.rule_id == rule_id)
         ranked = found.group_by(hours.rule_id, hours.principal).order_by(total.desc(), hours.principal).limit(most)
         async with self._database.reading() as connection:
             return [dict(row) for row in (await connection.execute(ranked)).mappings()]

@@ -97,9 +97,9 @@ class Reports:
             items.append({**item, "at": moment_text(row["at"])})
         return ResultPage.of(items, total, offset + limit)
 
-    async def most_refused(self, since: int, most: int) -> list[dict[str, Any]]:
-        """Return who was refused most by which rule since an hour, `count` times, and what that rule counts by."""
-        return [self._counting(each) for each in await self._refusals.most_refused(since, most)]
+    async def most_refused(self, since: int, most: int, rule_id: str | None = None) -> list[dict[str, Any]]:
+        """Return who was refused most by which rule, or by one, since an hour, and what that rule counts by."""
+        return [self._counting(each) for each in await self._refusals.most_refused(since, most, rule_id)]
 
     def hot(self) -> list[dict[str, Any]]:
         """Return who is decided about most now, by which rule, how often per second, and what that rule counts by."""

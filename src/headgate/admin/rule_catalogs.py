@@ -64,6 +64,16 @@ class FileRules:
         stored = await self.get(kind, name)
         return [] if stored is None else [ObjectVersion(stored.version, stored.body, stored.version, 0, self._path)]
 
+    async def uses(self, kind: ObjectKind, name: str) -> dict[str, list[str]]:
+        """Return the ids of what uses a rule, by their kind; of a file, nothing is deleted here."""
+        ruleset = self._ruleset()
+        found = {
+            "users": [each for each, user in ruleset.users.items() if name in user.overrides],
+            "tiers": [each for each, changes in ruleset.tiers.items() if name in changes],
+            "rules": [rule.id for rule in ruleset.rules if name in rule.replaces],
+        }
+        return {how: names for how, names in found.items() if names and kind is ObjectKind.RULE}
+
     async def change(self, *_: object, **__: object) -> NoReturn:
         """Refuse, with RulesInFile."""
         raise RulesInFile(self._path)

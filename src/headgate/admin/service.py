@@ -109,6 +109,11 @@ class AdminService:
             done = await self.rules.edit(kind, name, replaced, actor, expected)
         return cast("Stored", done.after), done.before is None
 
+    async def try_rule(self, name: str, body: Any) -> dict[str, Any]:
+        """Say what a `put` of a rule would change; see `RuleChanges.try_rule`."""
+        with _paths_in_body(ObjectKind.RULE, name):
+            return await self.changes.try_rule(name, body)
+
     async def patch(
         self, kind: ObjectKind, name: str, given: dict[str, Any], expected: int | None, actor: Actor
     ) -> Stored | None:

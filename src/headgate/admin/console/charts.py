@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import floor, log10
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headgate.admin.console.rendering import short
+from headgate.admin.usage import OUTCOMES
+from headgate.observe.recorder import ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED
 
 WIDTH, HEIGHT = 600, 150
 """The units of a plot, which is stretched to the width of the page."""
@@ -76,10 +79,31 @@ def stacked(times: Sequence[int], series: Sequence[Series]) -> Chart:
             parts.append(Part(each.kind, round(foot, 2), round(height, 2)))
         values = [each.values[place] for each in series]
         bars.append(Bar(at, round(place * width, 2), round(width * 0.86, 2), parts, values))
-    step = max(1, -(-len(moments) // _LABELS))
-    days = len(moments) > 1 and (moments[-1] - moments[0]).total_seconds() > 172_800
-    marked = [f"{each:%a %d}" if days else f"{each:%H:%M}" for each in moments[::step]]
+    marked = _marked(moments)
     return Chart(series, bars, [short(top), short(top / 2), "0"], marked)
+
+
+def _marked(moments: Sequence[datetime]) -> list[str]:
+    """Return moments at equal distances, from the first to the end of the last step."""
+    if len(moments) < _LABELS:
+        return []
+    span = (moments[-1] - moments[0]) * len(moments) / (len(moments) - 1)
+    written = "%a %d" if span.days > 1 else "%H:%M"
+    return [f"{moments[0] + span * place / (_LABELS - 1):{written}}" for place in range(_LABELS)]
+
+
+def of_usage(rows: Iterable[Mapping[str, Any]], times: Sequence[int]) -> Chart:
+    """Return the chart of what rules decided, from rows of `Reports.usage`, in steps that begin at these moments."""
+    counts: dict[tuple[str, int], int] = Counter()
+    for row in rows:
+        at = round(datetime.fromisoformat(row["at"]).timestamp() * 1_000_000)
+        counts[row["outcome"], at] += row["count"]
+    sums = {outcome: [counts[outcome, at] for at in times] for outcome in OUTCOMES}
+    allowed = [sum(both) for both in zip(sums[ALLOWED], sums[SHADOW_ALLOWED], strict=True)]
+    series = [Series("Allowed", "accent", allowed), Series("Refused", "bad", sums[DENIED])]
+    if any(sums[SHADOW_DENIED]):
+        series.append(Series("Would be refused, in shadow", "shadow", sums[SHADOW_DENIED]))
+    return stacked(times, series)
 
 
 def _above(value: float) -> float:

@@ -1,23 +1,217 @@
-"""The table of rules."""
+"""Rules: the table of all, and the page of each, with what it decided and what it was."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, Any
 
-from litestar import Request, Response, get
+from litestar import Request, Response, get, post
+from litestar.params import QueryParameter
+from litestar.response import Redirect
 
-from headgate.admin.console.rendering import page
-from headgate.admin.objects import ObjectKind
-from headgate.admin.routes.asking import VIEWER, Admin, Offset
+from headgate.admin.console import charts, words
+from headgate.admin.console.forms import Form, actor_of, form_of, number_of
+from headgate.admin.console.rendering import link, page
+from headgate.admin.objects import ObjectKind, ObjectVersion, Stored, UnknownObject, VersionConflict
+from headgate.admin.routes.asking import EDITOR, VIEWER, Admin, Offset
+from headgate.admin.rule_catalogs import FileRules
+from headgate.admin.service import AdminService
+from headgate.admin.tables import epoch_us
+from headgate.admin.usage import HOUR_US, MINUTE_US
+from headgate.core.calendar import DAY_US
+from headgate.core.errors import InvalidRule, UsageError
+from headgate.policy.loading import change_from_data, rule_from_data
 
-_ROWS = 50
+RuleId = Annotated[str, QueryParameter(name="id", min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
+_Text = Annotated[str, QueryParameter(max_length=200, pattern=r"^[^\x00]*$")]
+_ROWS, _NAMED, _LAST, _VERSIONS = 50, 8, 12, 10
+STATES: Mapping[str, Mapping[str, bool]] = {
+    "": {},
+    "enforced": {"enabled": True, "shadow": False},
+    "shadow": {"enabled": True, "shadow": True},
+    "off": {"enabled": False},
+}
+_SPANS = {"hour": (HOUR_US, MINUTE_US), "day": (DAY_US, HOUR_US), "week": (7 * DAY_US, HOUR_US)}
+"""What charts show: how long, and in which steps."""
+PERCENTS = (1, 5, 10, 25, 50, 100)
+PATIENCE = 1.0
+"""Seconds for which the page of a rule that was just changed waits for the nodes."""
 
 
 @get("/rules", opt=VIEWER)
-async def rules(request: Request[Any, Any, Any], admin: Admin, offset: Offset = 0) -> Response[str]:
+async def rules(
+    request: Request[Any, Any, Any],
+    admin: Admin,
+    *,
+    q: _Text = "",
+    tier: _Text = "",
+    only: str = "",
+    offset: Offset = 0,
+) -> Response[str]:
     """Show some rules."""
-    found = await admin.page(ObjectKind.RULE, {}, "position", offset, _ROWS)
-    return page(request, "rules.html", found=found, offset=offset, rows=_ROWS)
+    filters: dict[str, Any] = {**STATES.get(only, {})}
+    filters |= {"search": q} if q else {}
+    filters |= {"tier": tier} if tier else {}
+    found = await admin.page(ObjectKind.RULE, filters, "position", offset, _ROWS)
+    listed = [rule_from_data(body) for body in found.items]
+    given = {"q": q, "tier": tier, "only": only if only in STATES else ""}
+    known: dict[str, Any] = {"rules": listed, "total": found.total, "offset": offset, "rows": _ROWS, "words": words}
+    return page(request, "rules.html", given=given, is_file=isinstance(admin.rules, FileRules), **known)
 
 
-ROUTES = [rules]
+@get("/rule", opt=VIEWER)
+async def rule(
+    request: Request[Any, Any, Any],
+    admin: Admin,
+    *,
+    rule_id: RuleId,
+    span: str = "day",
+    saved: Annotated[int, QueryParameter(ge=0, le=2**53)] = 0,
+    offset: Offset = 0,
+) -> Response[str]:
+    """Show a rule."""
+    return await rule_page(request, admin, rule_id, span=span, saved=saved, offset=offset)
+
+
+async def rule_page(
+    request: Request[Any, Any, Any],
+    admin: AdminService,
+    rule_id: str,
+    *,
+    span: str = "day",
+    saved: int = 0,
+    offset: int = 0,
+    error: Exception | None = None,
+) -> Response[str]:
+    """Show a rule, perhaps one that was deleted, and what went wrong with a change."""
+    versions = await admin.rules.versions(ObjectKind.RULE, rule_id)
+    if not versions:
+        raise UnknownObject(f"there is no rule {rule_id!r:.80}, and never was")
+    stored = await admin.rules.get(ObjectKind.RULE, rule_id)
+    known: dict[str, Any] = {
+        "rule_id": rule_id,
+        "stored": stored,
+        "rule": rule_from_data(stored.body) if stored else None,
+        "words": words,
+        "percents": PERCENTS,
+        "uses": await admin.rules.uses(ObjectKind.RULE, rule_id) if stored else {},
+        "is_file": isinstance(admin.rules, FileRules),
+        "versions": _with_earlier(versions)[offset : offset + _VERSIONS],
+        "offset": offset,
+        "rows": _VERSIONS,
+        "total": len(versions),
+        "saved": await _saved(admin, saved, is_live="x-live" in request.headers),
+        "error": error,
+        "next_percent": _next_percent(stored),
+        "span": span if span in _SPANS else "day",
+    }
+    known |= await _decided(admin, rule_id, known["span"])
+    known["tiers"] = await _in_tiers(admin, rule_id, known) if stored else []
+    return page(request, "rule.html", status=409 if error else 200, **known)
+
+
+def _next_percent(stored: Stored | None) -> int:
+    """Return the next step on the way from a shadow to a rule that is enforced for all."""
+    body = stored.body if stored else {}
+    present = 0 if body.get("shadow") else body.get("enforce_percent", 100)
+    return next((each for each in PERCENTS if each > present), 100)
+
+
+async def _decided(admin: AdminService, rule_id: str, span: str) -> dict[str, Any]:
+    """Return what is known of what a rule decided."""
+    now = epoch_us()
+    refused = await admin.reports.refusals({"rule_id": rule_id}, "each", 0, _LAST)
+    found: dict[str, Any] = {
+        "refusals": refused.items,
+        "most_refused": await admin.reports.most_refused(now - DAY_US, _NAMED, rule_id),
+        "hot": [each for each in admin.reports.hot() if each["rule_id"] == rule_id][:_NAMED],
+        "chart": None,
+    }
+    if not isinstance(admin.rules, FileRules):
+        length, step = _SPANS[span]
+        since = (now - length) // step * step + step
+        filters = {"rule_id": rule_id, "since": since}
+        counted = await admin.reports.usage(filters, "minute" if step == MINUTE_US else "hour", 0, 1000)
+        found["chart"] = charts.of_usage(counted.items, range(since, now, step))
+    return found
+
+
+async def _in_tiers(admin: AdminService, rule_id: str, known: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the tiers that change a rule, with its limits there in words."""
+    found = []
+    for tier in known["uses"].get("tiers", ())[:_NAMED]:
+        stored = await admin.rules.get(ObjectKind.TIER, tier)
+        if stored is not None and rule_id in stored.body:
+            quotas = change_from_data(stored.body[rule_id]).apply(known["rule"].quotas)
+            found.append((tier, words.limits(quotas)))
+    return found
+
+
+async def _saved(admin: AdminService, number: int, *, is_live: bool) -> dict[str, Any] | None:
+    """Return a revision that was just made, and the nodes that do not run it yet; None if there is no such."""
+    if not number:
+        return None
+    with suppress(UnknownObject):
+        found = await admin.changes.revision(number, 0, 1)
+        nodes = (await admin.reports.nodes())["items"]
+        if all(node["revision"] < number for node in nodes) or not is_live:
+            await admin.reports.behind(0 if is_live else PATIENCE)
+            nodes = (await admin.reports.nodes())["items"]
+        return {**found, "nodes": len(nodes), "late": [node for node in nodes if node["revision"] < number]}
+    return None
+
+
+def _with_earlier(versions: Sequence[ObjectVersion]) -> list[tuple[ObjectVersion, Any]]:
+    """Return versions, the newest first, each with the body that was before it."""
+    earlier = [*[each.body for each in versions[1:]], None]
+    return list(zip(versions, earlier, strict=True))
+
+
+@post("/rule/state", opt=EDITOR, status_code=200)
+async def set_state(request: Request[Any, Any, Any], admin: Admin, rule_id: RuleId) -> Response[Any]:
+    """Let a rule be enforced, for all or some, be a shadow, or be on or off."""
+    form = await form_of(request)
+    actor, version = actor_of(request, form), number_of(form, "version")
+    try:
+        stored = await admin.patch(ObjectKind.RULE, rule_id, _state_of(form), version, actor)
+    except VersionConflict as error:
+        return await rule_page(request, admin, rule_id, error=error)
+    return await changed(admin, rule_id, stored)
+
+
+def _state_of(form: Form) -> dict[str, Any]:
+    match form.get("do", ""):
+        case "enforce":
+            percent = number_of(form, "percent") if "percent" in form else 100
+            return {"shadow": None, "enforce_percent": None if percent == 100 else percent}
+        case "shadow":
+            return {"shadow": True, "enforce_percent": None}
+        case "enable":
+            return {"enabled": None}
+        case "disable":
+            return {"enabled": False}
+    raise UsageError("the form does not say what is to be done: load the page again")
+
+
+@post("/rule/rollback", opt=EDITOR, status_code=200)
+async def roll_back(request: Request[Any, Any, Any], admin: Admin, rule_id: RuleId) -> Response[Any]:
+    """Let a rule be what it was in a version."""
+    form = await form_of(request)
+    version, seen = number_of(form, "target"), number_of(form, "version")
+    actor = actor_of(request, form)
+    try:
+        done = await admin.rules.roll_back(ObjectKind.RULE, rule_id, version, actor, seen)
+    except (VersionConflict, UsageError, InvalidRule) as error:
+        return await rule_page(request, admin, rule_id, error=error)
+    return await changed(admin, rule_id, done.after)
+
+
+async def changed(admin: AdminService, rule_id: str, stored: Stored | None) -> Response[Any]:
+    """Go to the page of a rule that was changed, or deleted: it says in which revision."""
+    newest = await admin.rules.versions(ObjectKind.RULE, rule_id)
+    made = next((each.revision for each in newest if stored is None or each.version == stored.version), None)
+    return Redirect(link("/rule", id=rule_id, saved=made), status_code=303)
+
+
+ROUTES = [rules, rule, set_state, roll_back]

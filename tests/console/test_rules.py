@@ -1,0 +1,93 @@
+"""The table of rules, and the page of each: its history, its state, and what becomes of it."""
+
+from __future__ import annotations
+
+from playwright.sync_api import expect
+
+from headgate.admin.console.charts import Series, of_usage, stacked
+from tests.console.browsing import Browsing, assert_accessible, assert_fits
+from tests.console.planes import Plane
+
+
+def test_rules_are_found_by_what_they_are(browsing: Browsing, plane: Plane) -> None:
+    word = plane.unique("needle")
+    plain, shadow = plane.rule(f"{word}-plain"), plane.rule(f"{word}-shadow", shadow=True, tier="gold")
+    page = browsing.open("viewer")
+    page.goto("/rules")
+    page.get_by_label("Id, name or endpoint").fill(word.upper())
+    page.get_by_role("button", name="Filter").click()
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.filter(has_text=plain)).to_contain_text("5 per hour")
+    assert_accessible(page)
+    assert_fits(page)
+    page.get_by_label("State").select_option("shadow")
+    page.get_by_label("Only for the tier").fill("gold")
+    page.get_by_role("button", name="Filter").click()
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text(shadow)
+    expect(page.get_by_role("link", name="New rule")).to_have_count(0)
+
+
+def test_a_shadow_is_enforced_by_percent_and_rolled_back(browsing: Browsing, plane: Plane) -> None:
+    rule = plane.rule(shadow=True)
+    page = browsing.open("editor")
+    page.goto(f"/rule?id={rule}")
+    page.get_by_label("Percent").select_option("25")
+    page.locator("#reason").fill("after a week")
+    page.get_by_role("button", name="Enforce for").click()
+    expect(page.locator("#saved")).to_contain_text("Saved as revision")
+    expect(page.get_by_text("enforced for 25 %")).to_be_visible()
+    assert plane.ask("GET", f"/rules/{rule}").json()["enforce_percent"] == 25
+    assert plane.ask("GET", f"/audit?subject={rule}").json()["items"][0]["reason"] == "after a week"
+    assert_accessible(page)
+    assert_fits(page)
+    page.get_by_text("Version 1").click()
+    page.get_by_role("button", name="Roll back to version 1").click()
+    expect(page.get_by_text("The rule counts, and refuses nobody.")).to_be_visible()
+    body = plane.ask("GET", f"/rules/{rule}").json()
+    assert (body["shadow"], body["version"]) == (True, 3)
+
+
+def test_a_change_of_what_somebody_else_has_changed_is_refused(browsing: Browsing, plane: Plane) -> None:
+    rule = plane.rule()
+    page = browsing.open("editor")
+    page.goto(f"/rule?id={rule}")
+    plane.ask("PATCH", f"/rules/{rule}", {"limit": 6})
+    page.get_by_role("button", name="Turn off").click()
+    expect(page.get_by_role("alert")).to_contain_text("version 2 by now, not 1")
+    page.get_by_role("button", name="Turn off").click()
+    expect(page.get_by_role("button", name="Turn on")).to_be_visible()
+    assert plane.ask("GET", f"/rules/{rule}").json()["limit"] == 6
+
+
+def test_viewers_change_nothing(browsing: Browsing, plane: Plane) -> None:
+    rule = plane.rule()
+    page = browsing.open("viewer")
+    page.goto(f"/rule?id={rule}")
+    expect(page.get_by_role("heading", name=rule)).to_be_visible()
+    expect(page.locator("main form")).to_have_count(0)
+    token = page.locator("header [name=csrf]").get_attribute("value") or ""
+    form: dict[str, str | float | bool] = {"csrf": token, "do": "disable", "version": "1", "target": "1"}
+    for path in ("state", "rollback"):
+        answer = page.request.post(f"/rule/{path}?id={rule}", form=form)
+        assert answer.status == 403, path
+    assert plane.ask("GET", f"/rules/{rule}").json()["version"] == 1
+
+
+def test_a_chart_has_round_marks_and_says_when() -> None:
+    hours = [3_600_000_000 * number for number in range(24)]
+    rows = [
+        {"at": "1970-01-01T01:00:00Z", "outcome": outcome, "count": count}
+        for outcome, count in (("allowed", 130), ("denied", 20), ("shadow_denied", 5), ("degraded", 150))
+    ]
+    chart = of_usage(rows, hours)
+    assert [each.name for each in chart.series] == ["Allowed", "Refused", "Would be refused, in shadow"]
+    assert chart.marks == ["200", "100", "0"]
+    assert chart.times == ["00:00", "06:00", "12:00", "18:00", "00:00"]
+    assert [(part.kind, part.y, part.height) for part in chart.bars[1].parts] == [
+        ("accent", 52.5, 97.5),
+        ("bad", 37.5, 15.0),
+        ("shadow", 33.75, 3.75),
+    ]
+    assert stacked(hours, [Series("None", "bad", [0] * 24)]).is_empty
