@@ -42,7 +42,7 @@ def test_a_shadow_is_enforced_by_percent_and_rolled_back(browsing: Browsing, pla
     assert plane.ask("GET", f"/audit?subject={rule}").json()["items"][0]["reason"] == "after a week"
     assert_accessible(page)
     assert_fits(page)
-    page.get_by_text("Version 1").click()
+    page.locator("summary", has_text="Version 1").click()
     page.get_by_role("button", name="Roll back to version 1").click()
     expect(page.get_by_text("The rule counts, and refuses nobody.")).to_be_visible()
     body = plane.ask("GET", f"/rules/{rule}").json()
