@@ -5,7 +5,10 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterable
 
+import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from headgate.core.errors import UsageError
 from headgate.engine import Engine, Ruling
@@ -13,11 +16,17 @@ from headgate.policy.loading import load
 from headgate.policy.request import Request
 from headgate.replay.logs import Entry
 from headgate.replay.replaying import Fields, Period, Replay, ReplaySummary
+from headgate.replay.report import report
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
 from headgate.testing.reference import ReferenceStore
 from tests.replay.samples import RULES, SECOND, START, entries
 
+TEXT = st.one_of(
+    st.text(st.characters(), max_size=20),
+    st.sampled_from(("ada", "192.0.2.1", "10.0.0.66", "GET", "/login", "\ud800", "x" * 70_000, "")),
+)
+"""What a line may have anywhere, lone surrogates as of JSON included."""
 PER_USER = "version: 1\nrules: [{id: per-user, dimension: user, limit: 2, window: 1m}]"
 
 
@@ -195,3 +204,21 @@ def test_a_replay_that_is_interrupted_has_what_it_found() -> None:
     with pytest.raises(KeyboardInterrupt):
         replay.run(interrupted())
     assert replay.summary(is_complete=False).rules[0].requests == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(-(10**15), 253_402_300_799 * SECOND), TEXT, TEXT, TEXT, TEXT, TEXT), max_size=8))
+@example([(START, "10.0.0.66", "\ud800", "GET", "/login", "\ud800\x1b")])
+@example([(START, "10.0.0.66", "x" * 70_000, "M" * 70_000, "/" + "x" * 70_000, "x" * 400_000)])
+@example([(START, "10.0.0.66", "ada", "M" * 400_000, "/login", "x" * 400_000)])
+def test_whatever_a_line_has_a_replay_ends_and_can_be_told(lines: list[tuple[int, str, str, str, str, str]]) -> None:
+    replay = Replay([load(RULES), load(RULES)], fields=Fields({"tenant": "x"}, {"region": "y"}, "z"))
+    fields = [dict.fromkeys("xyz", each[-1]) for each in lines]
+    replay.run(
+        Entry(at, address, user, method, path, agent, 429, agent, more)
+        for (at, address, user, method, path, agent), more in zip(lines, fields, strict=True)
+    )
+    summary = replay.summary()
+    assert msgspec.json.decode(msgspec.json.encode(summary), type=dict)
+    assert report(summary, ["a.yaml", "b.yaml"], ["access.log"]).encode()
+    assert len(msgspec.json.encode(summary)) < 300_000

@@ -21,6 +21,7 @@ from zlib import crc32
 import msgspec
 
 from headgate.core.key import Principal
+from headgate.core.numbers import printable
 from headgate.core.quota import SECOND
 from headgate.engine import Engine, Ruling
 from headgate.observe.hot_keys import Frequent
@@ -43,7 +44,7 @@ _HASHES = 1 << 32
 _WIDTHS = [seconds * SECOND for seconds in (1, 2, 10, 30, 60, 120, 600, 1800, 3600, 7200, 21_600, 43_200, 86_400)]
 """Widths of buckets: each is a multiple of the one before it. After the last they double."""
 _LONGEST = 200
-"""Characters of a path or a user agent that are kept."""
+"""Characters of a method, a path or a user agent that are kept."""
 _DECIDED, _REFUSED, _SHADOW = 0, 1, 2
 Series: TypeAlias = dict[int, list[int]]
 """By bucket: how much was decided, refused, and would have been refused by a shadow."""
@@ -131,7 +132,7 @@ class Distinct:
 
 def hash_of(principal: Principal) -> int:
     """Return the same number below 2^32 in every run, unlike `hash`."""
-    return crc32(principal if isinstance(principal, bytes) else principal.encode())
+    return crc32(principal if isinstance(principal, bytes) else principal.encode(errors="surrogatepass"))
 
 
 class Caller(NamedTuple):
@@ -248,7 +249,8 @@ class RulesResults:
     def caller(self, request: Request, rule: str, principal: Principal, at: int, agent: str) -> Caller:
         """Return who made a request, as the rule counts them; a long name is shortened."""
         shown = principal if isinstance(principal, str) else value_of(request, rule, self._engine)
-        return Caller(at, shown, request.method, request.endpoint[:_LONGEST], agent[:_LONGEST])
+        what = [printable(text[:_LONGEST]) for text in (request.method, request.endpoint, agent)]
+        return Caller(at, printable(shown), *what)
 
     def _decided(self, rule: str, principal: Principal, bucket: int) -> RuleCounts:
         counts = self._rules.get(rule)
