@@ -20,7 +20,8 @@ it stays in this page, and is gone when you close it.
 - With `If-Match` and the version of an `ETag`, a change is refused with 412 if another change was quicker.
 - `X-Reason` says in the audit trail why, and every change is a revision that can be undone.
 
-The decision API has a reference of its own: `/docs` on the HTTP port (8080 by default).
+The [console](./) has pages for the same tasks. The decision API has a reference of its own: `/docs` on the HTTP port (8080
+by default).
 """
 _TAGS = {
     "Rules": "What is limited, and how: list, change and roll back single rules, or apply a whole rules file.",
@@ -161,10 +162,10 @@ def document_of(app: Litestar) -> Json:
     found["info"] = {
         "title": "Headgate: admin API",
         "version": version("headgate"),
-        "summary": "Rules, users, keys and audit.",
         "description": _ABOUT,
     }
     found["tags"] = tags(_TAGS)
+    del found["servers"]  # it is served where it is
     return found
 
 

@@ -393,10 +393,8 @@ def document() -> bytes:
             "info": {
                 "title": "Headgate: decision API",
                 "version": version("headgate"),
-                "summary": "Whether requests may pass.",
                 "description": _ABOUT,
             },
-            "servers": [{"url": "/"}],
             "tags": tags(_TAGS),
             "paths": PATHS,
             "components": {
