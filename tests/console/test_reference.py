@@ -88,6 +88,7 @@ def test_an_operation_is_reached_by_keyboard_and_by_its_address(page: Page, prob
     problems.expect("escaping deep link whitespace with `_`")  # which may be a name's own
     opened(page, "/docs")
     page.get_by_role("navigation", name="Groups").get_by_role("link", name="Audit").press("Enter")
+    expect(page).to_have_url(re.compile("#operations-tag-Audit$"))
     control = page.locator("#operations-Audit-list_audit .opblock-summary-control")
     control.press("Enter")
     expect(control).to_have_attribute("aria-expanded", "true")

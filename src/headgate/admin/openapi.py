@@ -20,8 +20,8 @@ it stays in this page, and is gone when you close it.
 - With `If-Match` and the version of an `ETag`, a change is refused with 412 if another change was quicker.
 - `X-Reason` says in the audit trail why, and every change is a revision that can be undone.
 
-The [console](./) has pages for the same tasks. The decision API has a reference of its own: `/docs` on the HTTP port (8080
-by default).
+The [console](./) has pages for the same tasks. The decision API has a reference of its own: `/docs` on the HTTP port,
+8080 by default.
 """
 _TAGS = {
     "Rules": "What is limited, and how: list, change and roll back single rules, or apply a whole rules file.",
@@ -63,6 +63,7 @@ _ERRORS = {
     ),
     503: ("The database is unavailable; decisions go on.", "the database does not answer"),
 }
+_SUCCESS = {"200": "It succeeded.", "201": "It was created.", "204": "It succeeded; there is no body."}
 _READING, _CHANGING = (400, 401, 403, 404, 429, 503), (408, 409, 412, 413, 415)
 """What routes may refuse with; and those that are not only read."""
 _EXAMPLES: Json = {
@@ -192,8 +193,10 @@ def _document(operation: Json, body: str, *, reads: bool) -> None:
         _narrow(parameter.get("schema", {}))
     operation["responses"] |= problems(_READING if reads else _READING + _CHANGING)
     schema, example = ANSWERS.get(operation["operationId"], (None, None))
-    for good in ("200", "201"):
-        for kind in operation["responses"].get(good, {}).get("content", {}).values() if schema is not None else ():
+    for status in operation["responses"].keys() & _SUCCESS.keys():
+        answer = operation["responses"][status]
+        answer["description"] = _SUCCESS[status]
+        for kind in answer.get("content", {}).values() if schema is not None else ():
             kind |= {"schema": schema, "example": example}
     if body in {"rule", "tier", "setting"} and "200" in operation["responses"]:
         operation["responses"]["201"] = operation["responses"]["200"] | {"description": "It is new."}
