@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 from litestar import Request, Response, get, post
-from litestar.params import QueryParameter
+from litestar.params import FromQuery, QueryParameter
 from litestar.response import Redirect
 
 from headgate.admin.console import charts, words
@@ -46,7 +46,7 @@ async def rules(
     *,
     q: _Text = "",
     tier: _Text = "",
-    only: str = "",
+    only: FromQuery[str] = "",
     offset: Offset = 0,
 ) -> Response[str]:
     """Show some rules."""
@@ -66,7 +66,7 @@ async def rule(
     admin: Admin,
     *,
     rule_id: RuleId,
-    span: str = "day",
+    span: FromQuery[str] = "day",
     saved: Annotated[int, QueryParameter(ge=0, le=2**53)] = 0,
     offset: Offset = 0,
 ) -> Response[str]:
