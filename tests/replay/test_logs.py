@@ -88,7 +88,7 @@ ONE_LINE: list[tuple[str, str, Entry]] = [
 HEADED: list[tuple[str, str, Entry]] = [
     ("csv", 'time,ip,user,method,path,"status"\n2026-11-18T13:00:01+01:00,203.0.113.9,"a ""b"", c",GET,/orders/7?a,200',
      Entry(NOON, "203.0.113.9", 'a "b", c', "GET", "/orders/7", "", 200)),
-    ("csv", f"Timestamp;URL;API_Key\n{NOON // 1000};https://example.com/orders;ak_1",
+    ("csv", f"\ufeffTimestamp;URL;API_Key\n{NOON // 1000};https://example.com/orders;ak_1",
      Entry(NOON, "", "", "", "/orders", "example.com", 0, "", {"apikey": "ak_1"})),
     ("csv", "date\ttime\tpath\n2026-11-18\t12:00:01.250\t/orders", Entry(NOON + QUARTER, "", "", "", "/orders", "", 0)),
     ("w3c", "#Version: 1.0\n#Fields: date time c-ip cs-method cs-uri-stem\n2026-11-18 12:00:01 203.0.113.9 GET /orders",

@@ -56,6 +56,7 @@ def shop() -> list[str]:
                 )
     entries += [request(each * 1_000_000, "scraper", f"/api/products/p-{each % 300}") for each in range(3600)]
     entries += [request(HOUR + each * 250_000, "tester", "/api/orders", "POST", 201) for each in range(300)]
+    entries.append(request(2 * HOUR, "tester", "/api/orders", "POST", 429))
     entries += [request(chance.randrange(3 * HOUR), "", f"/.env{number}", "GET", 404) for number in range(500)]
     entries.sort()
     return [
@@ -77,7 +78,8 @@ def test_what_is_suggested_refuses_the_outliers_alone(tmp_path: Path, capsys: Pr
     told = capsys.readouterr()
     assert "1 line could not be read" in told.err
     assert f"line {len(lines) + 1:,}: not a line of this format: no line" in told.err
-    assert "500 requests" in told.out
+    assert "# 500 requests" in told.out
+    assert "# Requests that were answered 429: 1." in told.out
     by_id = {rule.id: rule for rule in read(told.out, name="suggested").ruleset.rules}
     assert {(rule.endpoint, *rule.methods) for rule in by_id.values()} == {
         ("**",), ("/api/orders", "POST"), ("/api/orders/*", "GET"), ("/api/products/*", "GET")

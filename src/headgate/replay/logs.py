@@ -242,6 +242,7 @@ class LogReader:
         except UnicodeDecodeError:
             text = "\0"
         if "\0" not in text:
+            text = text if number else text.removeprefix("\ufeff")  # as Windows writes it
             return (text.replace("\r\n", "\n") if "\r" in text else text).split("\n")
         lines = []
         for index, line in enumerate(block.split(b"\n"), start=number + 1):

@@ -44,6 +44,7 @@ MOST_ENDPOINTS, LEAST_SHARE = 10, 0.01
 LOOKED_AT = 10_000
 """Lines that show who is counted."""
 _NAMED = 5
+_TOO_MANY = 429
 _LONGEST_NAME = 80
 _FEW = 100
 _DAY_US = 86_400_000_000
@@ -116,7 +117,7 @@ class Suggester:
         self._by, self._field = by, field
         self._headroom, self._most_endpoints, self._shadow = headroom, most_endpoints, shadow
         self._usage = usage or Usage()
-        self.lines = self.without_principal = self.invalid = 0
+        self.lines = self.without_principal = self.invalid = self.refused = 0
         self._began, self._ended = 1 << 62, 0
 
     def read(self, entries: Iterable[Entry], step: Callable[[], object] = lambda: None) -> None:
@@ -142,6 +143,7 @@ class Suggester:
 
     def _add(self, entry: Entry, principal: Principal) -> None:
         self.lines += 1
+        self.refused += entry.status == _TOO_MANY
         at = entry.at
         self._began = min(self._began, at)
         self._ended = max(self._ended, at)
@@ -229,6 +231,8 @@ class Suggester:
             yield f"There are many {_plural(people)}: one of {1 << self._usage.level} was measured, drawn by chance."
         if span < _DAY_US:
             yield "The log covers less than a day: busier hours may need more."
+        if self.refused:
+            yield f"Requests that were answered 429: {self.refused:,}. Without that limit, there may have been more."
         if self.without_principal:
             share = 100 * self.without_principal / self.lines
             yield f"{self.without_principal:,} requests ({share:.1f} %) have no {people}: no rule here is for them."
