@@ -31,7 +31,7 @@ _TAGS = {
     "Usage": "How often rules decided what, the last refusals, and what another limit would have refused.",
     "Consumers": "API keys for the callers of your own API.",
     "Keys": "API keys of this API and of callers of the decision API.",
-    "Nodes": "The running services: the revision that each runs, and the busiest keys.",
+    "Nodes": "The running services: what they decide at present, what needs attention, the revision that each runs.",
     "Revisions": "Every change, as a whole: look at it, undo it.",
     "Audit": "Who changed what, when and why, in a chain of digests.",
 }
@@ -42,6 +42,7 @@ _OTHER_TAGS = {
     "what-if": "Usage",
     "refusals": "Usage",
     "hot-keys": "Nodes",
+    "live": "Nodes",
 }
 """By the end of a path; others are those of its first part."""
 _ERRORS = {
