@@ -22,7 +22,8 @@ from headgate.admin.statements import AT_ONCE
 from headgate.admin.tables import usage_hours, usage_minutes
 from headgate.admin.usage import HOUR_US, MINUTE_US, UsageBatch, UsageWriter
 from headgate.core.calendar import DAY_US
-from headgate.observe.metrics import CALLER_ASKED_AT
+from headgate.core.errors import UsageError
+from headgate.observe.metrics import CALLER_ASKED_AT, DECISION_DURATION, PEEKS, UNLIMITED
 from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_DENIED, Recorder, RuleSeries
 from headgate.observe.workers import Slots
 from headgate.policy.times import moment_text
@@ -268,6 +269,47 @@ class TestWriting:
         asyncio.run(main())
 
 
+class TestSeries:
+    def test_requests_count_once_however_many_rules_they_met(self, url: str, tmp_path: Path) -> None:
+        async def main() -> None:
+            async with opened(url) as database:
+                with closing(Service(database, tmp_path / "one", 2)) as service:
+                    table = service._workers[0].table
+                    table.cells[table.cell_of(DECISION_DURATION, "orders") + 3] += 10
+                    table.cells[table.cell_of(PEEKS)] += 2
+                    table.cells[table.cell_of(UNLIMITED, "denied")] += 1
+                    service.decide("orders", ALLOWED, 6)
+                    service.decide("items", ALLOWED, 6)
+                    service.decide("orders", DENIED, 2, worker=1)
+                    await service.minute()
+                async with database.reading() as connection:
+                    found = await usage.series(connection, [usage.REQUESTS, "orders"], NOON, MINUTE_US)
+                assert found[usage.REQUESTS] == [(NOON, 5, 3, 0, 0, 0)]
+                assert found["orders"] == [(NOON, 6, 2, 0, 0, 0)]
+
+        asyncio.run(main())
+
+    def test_steps_add_minutes_up_and_end_where_they_are_asked_to(self, url: str) -> None:
+        async def main() -> None:
+            async with opened(url) as database:
+                counts = {("orders", ALLOWED): 1, ("orders", SHADOW_DENIED): 2}
+                batches = [UsageBatch(1 + minute, NOON + minute * MINUTE_US, counts) for minute in range(10)]
+                await usage.add(database, "me", batches, NOON)
+                async with database.reading() as connection:
+                    found = await usage.series(connection, ["orders", "items"], NOON, 5 * MINUTE_US)
+                    assert found == {
+                        "orders": [(NOON, 5, 0, 0, 10, 0), (NOON + 5 * MINUTE_US, 5, 0, 0, 10, 0)],
+                        "items": [],
+                    }
+                    end = NOON + 5 * MINUTE_US
+                    found = await usage.series(connection, ["orders"], NOON, 5 * MINUTE_US, end)
+                    assert found == {"orders": [(NOON, 5, 0, 0, 10, 0)]}
+                    with pytest.raises(UsageError, match="50 rules at most, not 51"):
+                        await usage.series(connection, [str(number) for number in range(51)], NOON, MINUTE_US)
+
+        asyncio.run(main())
+
+
 class TestRollingUp:
     def test_minutes_become_hours_after_30_days_and_hours_go_after_a_year(self, url: str) -> None:
         async def main() -> None:
@@ -282,8 +324,9 @@ class TestRollingUp:
                         async with database.exclusively() as connection:
                             await usage.roll_up(connection, now)
                     async with database.reading() as connection:
-                        minutes = (await connection.execute(select(usage_minutes))).all()
-                        hours = (await connection.execute(select(usage_hours))).all()
+                        of_rules = usage_minutes.c.rule_id != usage.REQUESTS, usage_hours.c.rule_id != usage.REQUESTS
+                        minutes = (await connection.execute(select(usage_minutes).where(of_rules[0]))).all()
+                        hours = (await connection.execute(select(usage_hours).where(of_rules[1]))).all()
                     return len(minutes), len(hours)
 
                 by_hour = [

@@ -17,7 +17,7 @@ GONE_AFTER_US = 15_000_000
 """A node that has not reported for so long is gone: it reports every five seconds."""
 _LATE_US = 10_000_000
 """How long a node may take to run a change."""
-_MOST_OF_A_KIND = 5
+MOST_OF_A_KIND = 5
 CRITICAL, WARNING, INFO = "critical", "warning", "info"
 _ORDER = (CRITICAL, WARNING, INFO)
 
@@ -50,7 +50,7 @@ def is_behind(node: NodeFigures, fleet: Fleet) -> bool:
 
 def attention(fleet: Fleet) -> list[dict[str, Any]]:
     """Return what needs attention, the most severe first."""
-    found = sorted(_of_fleet(fleet), key=lambda each: _ORDER.index(each.severity))
+    found = sorted([*_of_fleet(fleet), *fleet.findings], key=lambda each: _ORDER.index(each.severity))
     return [msgspec.structs.asdict(each) for each in found]
 
 
@@ -137,7 +137,7 @@ def _of_store(fleet: Fleet) -> Iterator[Attention]:
     """Return what is wrong with servers of the store, each once for all nodes."""
     fresh = fleet.fresh
     troubled = [each for each in fresh if each.circuits]
-    for store, shard in sorted({(each.store, name) for each in troubled for name in each.circuits})[:_MOST_OF_A_KIND]:
+    for store, shard in sorted({(each.store, name) for each in troubled for name in each.circuits})[:MOST_OF_A_KIND]:
         concerned = [each for each in troubled if each.store == store and shard in each.circuits]
         degraded = sum(each.rates.degraded for each in concerned)
         name = f"The store {store}, server {shard}," if shard else f"The store {store}"
@@ -169,7 +169,7 @@ def _of_stores(fresh: list[Figures]) -> Iterator[Attention]:
         yield Attention(
             INFO,
             "store_not_shared",
-            f"Nodes use different stores: {', '.join(stores[:_MOST_OF_A_KIND])}",
+            f"Nodes use different stores: {', '.join(stores[:MOST_OF_A_KIND])}",
             "Limits hold for those nodes together that share a store.",
             "If this is one fleet, start all nodes with the same --store.",
             "/nodes",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any, NamedTuple
@@ -20,13 +20,16 @@ import msgspec
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from headgate.admin.attention import NO_DATABASE
+from headgate.admin import findings, usage
+from headgate.admin.attention import NO_DATABASE, Attention
 from headgate.admin.database import PATIENCE, Database, DatabaseError
 from headgate.admin.follower import FORGOTTEN_AFTER_US, NodeStatus, this_node
 from headgate.admin.statements import upsert
 from headgate.admin.tables import WATCHED, epoch_us, figures, nodes, revision
+from headgate.admin.usage import HOUR_US, MINUTE_US, REQUESTS, UsagePoint
 from headgate.observe.rates import LOOK_US, STEP_US, STEPS, Figures, RateWatch
 from headgate.observe.workers import Slice
+from headgate.policy.model import Rule
 
 WATCHED_US = 20_000_000
 """How long a look keeps the services writing."""
@@ -35,6 +38,8 @@ FRESH_US = 4 * LOOK_US
 HISTORY_US = STEPS * STEP_US
 CACHED = 1.0
 """Seconds for which what was read is shown to others who look."""
+FOUND, VERIFIED = 60.0, 3600.0
+"""Seconds between two looks for what else needs attention, and at the audit trail, while somebody looks."""
 SLOW = 2.0
 """Seconds after which the database counts as unavailable, here."""
 MOST_NODES = 500
@@ -60,6 +65,10 @@ class Fleet(NamedTuple):
     changed_at: int
     reason: str = ""
     """Why it is about one node only; empty: it is about all."""
+    findings: tuple[Attention, ...] = ()
+    """What the database knows that needs attention."""
+    hour: tuple[UsagePoint, ...] = ()
+    """What became of requests in each minute of the last hour."""
     past: tuple[Figures, ...] = ()
     """What was written by nodes that ended: their past is a part of the fleet's."""
 
@@ -78,6 +87,7 @@ class LiveFigures:
         counted: returns what the workers of this service have counted; asked in a thread.
         hot_keys: returns the keys that are asked about most, as JSON.
         status: returns what this node reports of itself.
+        rules: returns the rules in force.
         store: what the store of this service is called.
         clock: what time it is, in microseconds since the epoch; for tests.
     """
@@ -89,10 +99,12 @@ class LiveFigures:
         hot_keys: Callable[[], bytes] = lambda: b"{}",
         status: Callable[[], NodeStatus] | None = None,
         *,
+        rules: Callable[[], Sequence[Rule]] = lambda: (),
         store: str = "memory",
         clock: Callable[[], int] = epoch_us,
     ) -> None:
         self._database, self._now = database, clock
+        self._rules = rules
         self._watch = RateWatch(counted, hot_keys, store, clock)
         me = this_node()
         self._status = status or (lambda: me)
@@ -100,6 +112,10 @@ class LiveFigures:
         self._news = asyncio.Event()
         self._fleet: Fleet | None = None
         self._read_at = 0.0
+        self._findings: tuple[Attention, ...] = ()
+        self._audit: list[Attention] = []
+        self._found_at = self._verified_at = -VERIFIED
+        self._finding: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[Fleet] | None = None
 
     async def run(self) -> None:
@@ -151,9 +167,11 @@ class LiveFigures:
 
     async def finish(self) -> None:
         """End what is still being read."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait({self._reading}, timeout=PATIENCE)
+        tasks = {task for task in (self._reading, self._finding) if task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=PATIENCE)
 
     async def _read(self) -> Fleet:
         try:
@@ -177,6 +195,7 @@ class LiveFigures:
             number, changed_at = (await connection.execute(select(revision.c.number, revision.c.changed_at))).one()
             statuses = [NodeStatus(**row) for row in (await connection.execute(present)).mappings()]
             rows = {row.id: row for row in await connection.execute(written)}
+            hour = (await usage.series(connection, [REQUESTS], now - HOUR_US, MINUTE_US))[REQUESTS]
         watched = rows.pop(WATCHED, None)
         if watched is None or watched.at < now + WATCHED_US // 2:
             async with database.writing() as connection:
@@ -187,7 +206,25 @@ class LiveFigures:
             statuses.append(own)
         found = [NodeFigures(status, seen.pop(status.id, None)) for status in statuses]
         found.sort(key=lambda node: (node.status.host, node.status.started_at))
-        return Fleet(now, own.id, found, number, changed_at, past=tuple(seen.values()))
+        fleet = Fleet(now, own.id, found, number, changed_at, "", self._findings, tuple(hour), tuple(seen.values()))
+        if monotonic() - self._found_at > FOUND and (self._finding is None or self._finding.done()):
+            self._finding = asyncio.create_task(self._find(database, fleet))
+        return fleet
+
+    async def _find(self, database: Database, fleet: Fleet) -> None:
+        """Look for what the database knows that needs attention. It takes longer: the next look shows it."""
+        refusing = dict.fromkeys(rule.rule_id for each in fleet.fresh for rule in each.rules if rule.refused)
+        try:
+            async with database.reading() as connection:
+                found = await findings.found(connection, self._rules(), refusing, self._now())
+            if monotonic() - self._verified_at > VERIFIED:
+                async with database.reading() as connection:
+                    self._audit = await findings.audit_fault(connection)
+                self._verified_at = monotonic()
+            self._findings = (*found, *self._audit)
+        except DatabaseError as error:
+            _LOG.debug("what needs attention is not known: %s", error)
+        self._found_at = monotonic()
 
 
 async def _put(connection: AsyncConnection, row: dict[str, Any]) -> None:

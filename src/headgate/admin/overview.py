@@ -10,6 +10,7 @@ import msgspec
 
 from headgate.admin.attention import attention, is_behind, is_gone
 from headgate.admin.live import FRESH_US, Fleet, NodeFigures
+from headgate.admin.usage import UsagePoint
 from headgate.observe.hot_keys import HotKey, HotList, merged_lists
 from headgate.observe.rates import MOST_KEYS, MOST_RULES, STEP_SECONDS, STEPS, Figures, Point, Rates, RuleRates
 from headgate.policy.times import moment_text
@@ -30,6 +31,7 @@ def overview(fleet: Fleet) -> dict[str, Any]:
         "reason": fleet.reason,
         "rates": _rates(fresh),
         "history": {"step_seconds": STEP_SECONDS, "points": _history(fleet)},
+        "hour": {"step_seconds": 60, "points": [usage_point(each) for each in fleet.hour]},
         "busiest_rules": rules[:MOST_RULES],
         "refusing_rules": refusing[:MOST_RULES],
         "shadow_rules": shadows[:MOST_RULES],
@@ -99,6 +101,18 @@ def _history(fleet: Fleet) -> list[dict[str, Any]]:
         {"at": moment_text(at * 1_000_000), **{name: round(rate, 2) for name, rate in zip(names, rates, strict=True)}}
         for at, rates in sorted(sums.items())
     ]
+
+
+def usage_point(point: UsagePoint) -> dict[str, Any]:
+    """Return a step of a series of usage."""
+    return {**point._asdict(), "at": moment_text(point.at)}
+
+
+def usage_total(points: Iterable[UsagePoint]) -> dict[str, Any]:
+    """Return the sums of a series, and the shares that are refused, or would be by a shadow."""
+    sums = {name: sum(getattr(each, name) for each in points) for name in UsagePoint._fields[1:]}
+    shadow = share(sums["shadow_denied"], sums["shadow_allowed"])
+    return {**sums, "refused_share": share(sums["denied"], sums["allowed"]), "shadow_refused_share": shadow}
 
 
 def _keys(keys: tuple[HotKey, ...]) -> list[dict[str, Any]]:

@@ -189,7 +189,8 @@ class AdminPlane:
                 asyncio.create_task(_every(_ENDED, catalog.end_overrides)),
             ]
             keys = AdminKeys(database, self._key)
-            live = LiveFigures(database, counted, hot_keys, follower.status, store=self._store)
+            about: dict[str, Any] = {"rules": lambda: engine.policy.ruleset.rules, "store": self._store}
+            live = LiveFigures(database, counted, hot_keys, follower.status, **about)
             kept: dict[str, Any] = {"hot_keys": hot_keys, "refusals": log, "live": live}
             admin = AdminService(catalog, engine, keys, database=database, **kept)
         else:

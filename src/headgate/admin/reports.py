@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
 
-from headgate.admin import audit, usage
+from headgate.admin import audit, refusals, usage
 from headgate.admin.database import Database
 from headgate.admin.follower import ARRIVAL_EVERY, NodeStatus, nodes_of
 from headgate.admin.live import LiveFigures
 from headgate.admin.objects import ResultPage, UnknownObject
-from headgate.admin.overview import overview
+from headgate.admin.overview import overview, usage_point, usage_total
 from headgate.admin.refusals import RefusalLog
 from headgate.admin.rule_catalogs import RuleCatalog
 from headgate.admin.tables import epoch_us
@@ -84,6 +84,32 @@ class Reports:
         async with kept(self._database).reading() as connection:
             rows, total = await usage.page(connection, {"since": lately, **filters}, step, offset, limit)
         return ResultPage.of([{**row, "at": moment_text(row["at"])} for row in rows], total, offset + limit)
+
+    async def series(self, rules: Collection[str], since: int | None = None, step_seconds: int = 60) -> dict[str, Any]:
+        """Return what some rules decided, step by step since a moment, by default in the last hour; and the sums of it.
+
+        Steps are whole minutes. Those in which a rule decided nothing are left out.
+        """
+        since = epoch_us() - usage.HOUR_US if since is None else since
+        async with kept(self._database).reading() as connection:
+            found = await usage.series(connection, rules, since, step_seconds * 1_000_000)
+        return {
+            "step_seconds": step_seconds,
+            "since": moment_text(since),
+            "rules": {rule: [usage_point(each) for each in points] for rule, points in found.items()},
+            "totals": {rule: usage_total(points) for rule, points in found.items()},
+        }
+
+    async def principals(self, rule: str, limit: int = 10) -> dict[str, Any]:
+        """Return who asks a rule most and is refused most at present, and whom it refused most in the last day."""
+        fleet = overview(await self._live.fleet())
+        async with kept(self._database).reading() as connection:
+            refused = await refusals.most_refused(connection, rule, epoch_us() - DAY_US, limit)
+        return {
+            "hot": [each for each in fleet["hot_keys"] if each["rule_id"] == rule][:limit],
+            "refused_now": [each for each in fleet["refused_keys"] if each["rule_id"] == rule][:limit],
+            "refused_last_day": [{"principal": principal, "count": count} for principal, count in refused],
+        }
 
     async def refusals(self, filters: Mapping[str, Any], step: str, offset: int, limit: int) -> ResultPage:
         """Return the last refusals, or how many there were in each hour, the newest first."""

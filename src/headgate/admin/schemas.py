@@ -208,6 +208,16 @@ _LIVE = record(
         "reason": (TEXT, ""),
         "rates": record({**_RATES, "errors": (NUMBER, 0.0), "shed": (NUMBER, 0.0)}),
         "history": record({"step_seconds": (WHOLE, 5), "points": items(record({"at": (MOMENT, _NEW_YEAR), **_POINT}))}),
+        "hour": record(
+            {
+                "step_seconds": (WHOLE, 60),
+                "points": items(
+                    record(
+                        {"at": (MOMENT, _NEW_YEAR), **dict.fromkeys(("allowed", "denied", "degraded"), (WHOLE, 750))}
+                    )
+                ),
+            }
+        ),
         **{f"{which}_rules": items(record(_OF_RULE)) for which in ("busiest", "refusing", "shadow")},
         "hot_keys": _OF_KEY,
         "refused_keys": _OF_KEY,

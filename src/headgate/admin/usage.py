@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import Table, delete, func, select, union_all
+from sqlalchemy import Table, case, delete, func, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin import what_if
@@ -26,12 +26,16 @@ from headgate.admin.database import PATIENCE, Database, DatabaseError
 from headgate.admin.keys import note_uses
 from headgate.admin.statements import AT_ONCE, among, constant, slices, sum_of, upsert
 from headgate.admin.tables import epoch_us, usage_hours, usage_minutes, usage_writers
+from headgate.clock import BUCKETS
 from headgate.core.calendar import DAY_US
+from headgate.core.errors import UsageError
 from headgate.observe import metrics
+from headgate.observe.metrics import Metric
 from headgate.observe.principal_use import WindowUse
 from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED
 from headgate.observe.table import values_of
 from headgate.observe.workers import Slice
+from headgate.policy.selection import Verdict
 from headgate.policy.times import moment_text
 
 MINUTES_DAYS = 30
@@ -42,6 +46,10 @@ MOST_BATCHES = 1440
 """Batches that wait for the database: those of a day."""
 MOST_WAITING = 500_000
 """Counts of all batches that wait for the database."""
+REQUESTS = ""
+"""In place of a rule: what became of requests."""
+MOST_SERIES = 50
+"""Rules whose series are returned together."""
 STEPS = ("minute", "hour")
 OUTCOMES = (ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, DEGRADED)
 """What decisions are counted as; those that are degraded, without the store, are among the others, too."""
@@ -50,6 +58,13 @@ _WRITERS_DAYS = 2
 _LOG = logging.getLogger("headgate.admin")
 Counts: TypeAlias = Mapping[tuple[str, str], int]
 """How often, by rule and outcome."""
+_COUNTED = frozenset(
+    metric.name
+    for metric in (
+        *(metrics.RULE_DECISIONS, metrics.RULE_DEGRADED),
+        *(metrics.DECISION_DURATION, metrics.PEEKS, metrics.UNLIMITED),
+    )
+)
 _Seen: TypeAlias = dict[tuple[int, str, str], int]
 """What counters said, by slot, metric and labels."""
 
@@ -62,6 +77,14 @@ class UsageBatch(NamedTuple):
     counts: Counts
     uses: Sequence[WindowUse] = ()
     """What principals asked for; see `headgate.admin.what_if`."""
+    requests: Mapping[str, int] = {}
+    """What became of requests, each counted once however many rules it met; empty: the sums of the rules."""
+
+    @property
+    def all_counts(self) -> Counts:
+        """The counts of rules, and of requests under the name `REQUESTS`."""
+        requests = self.requests or _by_outcome(self.counts)
+        return {**self.counts, **{(REQUESTS, outcome): count for outcome, count in requests.items()}}
 
     @property
     def size(self) -> int:
@@ -126,37 +149,44 @@ class UsageWriter:
     async def sample(self, *, is_last: bool = False) -> None:
         """Take what was counted since the last time; it belongs to the minute of that."""
         try:
-            seen, counts = await asyncio.to_thread(self._difference)  # of many rules, perhaps: decisions do not wait
+            difference = asyncio.to_thread(self._difference)  # of many rules, perhaps: decisions do not wait
+            seen, counts, requests = await difference
             uses = self._used(everything=is_last)
         except OSError as error:  # the next look finds all of it
             _LOG.warning("what the workers have counted cannot be read now: %s", error)
             return
         self._seen = seen  # only now: whoever is cancelled above has taken nothing
         at, self._since = self._since - self._since % MINUTE_US, self._now()
-        if counts or uses:
+        if counts or uses or requests:
             self._sequence += 1
-            self._waiting.append(UsageBatch(self._sequence, at, counts, uses))
+            self._waiting.append(UsageBatch(self._sequence, at, counts, uses, requests))
             self._bound()
 
-    def _difference(self) -> tuple[_Seen, Counts]:
-        """Return what was counted, and how much of it is new. Raises OSError."""
+    def _difference(self) -> tuple[_Seen, Counts, Mapping[str, int]]:
+        """Return what was counted, and how much of it is new, of rules and of requests. Raises OSError."""
         seen: _Seen = {}
         counts: Counter[tuple[str, str]] = Counter()
+        requests: Counter[str] = Counter()
         for slot, _, series in self._counted():
             for metric, labels, values in series:
                 if metric is metrics.CALLER_ASKED_AT and values[0]:
                     (caller,) = values_of(labels)
                     self._callers[caller] = max(self._callers.get(caller, 0), values[0] // 1000)
-                if metric is not metrics.RULE_DECISIONS and metric is not metrics.RULE_DEGRADED:
+                if metric.name not in _COUNTED:
                     continue
-                key, value = (slot, metric.name, labels), values[0]
+                key = slot, metric.name, labels
+                value = sum(values[:BUCKETS]) if metric is metrics.DECISION_DURATION else values[0]
                 before = self._seen.get(key, 0)
                 seen[key] = value
                 more = value - before if value >= before else value  # less than before: it was begun anew
                 if more:
-                    rule, *others = values_of(labels)
-                    counts[rule, others[0] if metric is metrics.RULE_DECISIONS else DEGRADED] += more
-        return seen, counts
+                    _count(metric, labels, more, counts, requests)
+        for outcome, count in _by_outcome(counts).items():
+            if outcome in {DENIED, DEGRADED, SHADOW_DENIED}:
+                requests[outcome] += count
+        requests[DEGRADED] = min(requests[DEGRADED], max(requests[ALLOWED], requests[DENIED]))
+        requests[ALLOWED] -= requests[DENIED]
+        return seen, counts, +requests
 
     def _bound(self) -> None:
         size = sum(batch.size for batch in self._waiting)
@@ -210,7 +240,7 @@ async def add(database: Database, writer: str, batches: Iterable[UsageBatch], no
             if batch.sequence > last:
                 last = batch.sequence
                 uses += batch.uses
-                for (rule, outcome), count in batch.counts.items():
+                for (rule, outcome), count in batch.all_counts.items():
                     sums[batch.at, rule, outcome] += count
         if not sums and not uses:
             return
@@ -276,8 +306,63 @@ async def totals(connection: AsyncConnection, rules: Collection[str], since: int
     return found
 
 
+def _count(metric: Metric, labels: str, more: int, counts: Counter[tuple[str, str]], requests: Counter[str]) -> None:
+    """Add what a metric counted to the counts of its rule, or of requests."""
+    if metric is metrics.RULE_DECISIONS or metric is metrics.RULE_DEGRADED:
+        rule, *others = values_of(labels)
+        counts[rule, others[0] if metric is metrics.RULE_DECISIONS else DEGRADED] += more
+    elif metric is metrics.DECISION_DURATION:
+        requests[ALLOWED] += more
+    elif metric is metrics.PEEKS:
+        requests[ALLOWED] -= more
+    elif values_of(labels)[0] == Verdict.DENIED:
+        requests[DENIED] += more
+
+
+class UsagePoint(NamedTuple):
+    """What was decided in one step of a series."""
+
+    at: int
+    allowed: int
+    denied: int
+    shadow_allowed: int
+    shadow_denied: int
+    degraded: int
+
+
+async def series(
+    connection: AsyncConnection, rules: Collection[str], since: int, step_us: int, until: int | None = None
+) -> dict[str, list[UsagePoint]]:
+    """Return what some rules decided since a moment, step by step, without the steps in which they decided nothing.
+
+    Steps are multiples of a minute. `REQUESTS` in place of a rule is for requests. Raises UsageError for too many.
+    """
+    if len(rules) > MOST_SERIES:
+        raise UsageError(f"series are for {MOST_SERIES} rules at most, not {len(rules)}")
+    step = constant(step_us // MINUTE_US * MINUTE_US)
+    minutes, named = usage_minutes.c, sorted(rules)
+    at = (minutes.at - minutes.at % step).label("at")
+    counts = [sum_of(case((minutes.outcome == outcome, minutes.count), else_=0)) for outcome in UsagePoint._fields[1:]]
+    conditions = [among(connection, minutes.rule_id, named), minutes.at >= since - since % step_us]
+    if until is not None:
+        conditions.append(minutes.at < until)
+    query = select(minutes.rule_id, at, *counts).where(*conditions)
+    found: dict[str, list[UsagePoint]] = {rule: [] for rule in named}
+    for rule, *point in await connection.execute(query.group_by(minutes.rule_id, at).order_by(at)):
+        found[rule].append(UsagePoint(*point))
+    return found
+
+
+def _by_outcome(counts: Counts) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for (_, outcome), count in counts.items():
+        sums[outcome] += count
+    return sums
+
+
 def _conditions(table: Table, filters: Mapping[str, Any], step_us: int) -> list[Any]:
     conditions = [table.c[name] == filters[name] for name in ("rule_id", "outcome") if name in filters]
+    conditions.append(table.c.rule_id != REQUESTS)
     if "since" in filters:
         conditions.append(table.c.at >= -(-filters["since"] // step_us) * step_us)
     if "until" in filters:

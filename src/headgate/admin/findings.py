@@ -1,0 +1,221 @@
+"""What the database knows that needs attention: limits that refuse more than before, what ends soon, what does nothing.
+
+It is looked for while somebody looks, once in a while. Each question is bounded: it names a few, and counts the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from urllib.parse import urlencode
+
+from sqlalchemy import Table, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from headgate.admin import audit, usage
+from headgate.admin.attention import CRITICAL, INFO, MOST_OF_A_KIND, WARNING, Attention
+from headgate.admin.tables import api_keys, consumer_keys, overrides, rules, usage_minutes
+from headgate.admin.tables import audit as audit_entries
+from headgate.admin.usage import MINUTE_US, REQUESTS, UsagePoint
+from headgate.core.calendar import DAY_US
+from headgate.policy.model import Rule
+from headgate.policy.times import moment_text
+
+COMPARED_US = 15 * MINUTE_US
+"""The length of time of which the share of refusals is compared with that of a day before."""
+FEWEST = 100
+"""Requests, or decisions of a rule, of which too little can be said if there are fewer."""
+RISEN, RISEN_TIMES = 0.02, 2.0
+"""A share of refusals has risen if it is larger by so much, and by this factor."""
+UNUSED_US = 7 * DAY_US
+"""A rule that has decided nothing for so long is unused."""
+ENDING_US, EXPIRING_US = DAY_US, 7 * DAY_US
+"""What is said of overrides, and of keys, that end within so long."""
+MOST_SHADOWS = 50
+MOST_ENTRIES = 100_000
+"""Entries of an audit trail that is verified without being asked to."""
+
+
+async def found(
+    connection: AsyncConnection, in_force: Sequence[Rule], refusing: Iterable[str], now: int
+) -> list[Attention]:
+    """Return what needs attention, by rules, usage, overrides and keys.
+
+    `refusing` are the rules that refuse most at present.
+    """
+    enabled = {rule.id: rule for rule in in_force if rule.enabled}
+    return [
+        *await _risen(connection, [REQUESTS, *(rule for rule in refusing if rule in enabled)], now),
+        *await _shadows(connection, [rule.id for rule in enabled.values() if rule.shadow], now),
+        *await _unused(connection, enabled, now),
+        *await _ending(connection, now),
+        *await _expiring(connection, api_keys, "API key", "/keys", now),
+        *await _expiring(connection, consumer_keys, "consumer key", "/consumers", now),
+    ]
+
+
+async def audit_fault(connection: AsyncConnection) -> list[Attention]:
+    """Return whether the audit trail was tampered with, if it is short enough to be verified now and then."""
+    count = (await connection.execute(select(func.count()).select_from(audit_entries))).scalar_one()
+    chain = await audit.verify(connection) if count <= MOST_ENTRIES else None
+    if chain is None or not chain.fault:
+        return []
+    what = "The audit trail was changed from outside"
+    why = f"Its chain of digests does not hold: {chain.fault}. Somebody wrote to the database directly."
+    do = "Compare it with a backup, find who may write to the database, and change that password."
+    return [Attention(CRITICAL, "audit", what, why, do, "/audit")]
+
+
+async def _risen(connection: AsyncConnection, names: Sequence[str], now: int) -> Iterator[Attention]:
+    """Compare the share of refusals with that of a day before, at the same time of day."""
+    last = now - now % MINUTE_US
+    named = list(dict.fromkeys(names))[: usage.MOST_SERIES]
+    present = await usage.series(connection, named, last - COMPARED_US, MINUTE_US)
+    before_until = last - DAY_US
+    before = await usage.series(connection, named, before_until - COMPARED_US, MINUTE_US, before_until)
+    return (each for name in named if (each := _rise(name, present[name], before[name])) is not None)
+
+
+def _rise(name: str, present: Iterable[UsagePoint], before: Iterable[UsagePoint]) -> Attention | None:
+    counts, share = _share(present)
+    old_counts, old_share = _share(before)
+    if min(counts, old_counts) < FEWEST or share < old_share + RISEN or share < old_share * RISEN_TIMES:
+        return None
+    what = f"Rule {name} refuses" if name else "Limits refuse"
+    link = _link("/rule", id=name) if name else "/"
+    return Attention(
+        WARNING,
+        "refusals_risen",
+        f"{what} {share:.1%} of requests, and {old_share:.1%} at this time yesterday",
+        "More callers run into their limits, or one of them far beyond it.",
+        "Look at who is refused. Stop what misbehaves, or raise the limit of those who need more.",
+        link,
+    )
+
+
+def _share(points: Iterable[UsagePoint]) -> tuple[int, float]:
+    """Return how many decisions there were, and which part of them was no."""
+    allowed = denied = 0
+    for point in points:
+        allowed, denied = allowed + point.allowed, denied + point.denied
+    return allowed + denied, denied / (allowed + denied or 1)
+
+
+async def _shadows(connection: AsyncConnection, names: Sequence[str], now: int) -> list[Attention]:
+    """Return which shadow rules are ready to refuse, and which would refuse a lot."""
+    some = names[:MOST_SHADOWS]
+    used = await usage.totals(connection, some, now - DAY_US) if some else {}
+    ready, harsh = [], []
+    for name, counts in used.items():
+        denied, decided = (
+            counts.get("shadow_denied", 0),
+            counts.get("shadow_allowed", 0) + counts.get("shadow_denied", 0),
+        )
+        if decided >= FEWEST and not denied:
+            ready.append(name)
+        elif decided >= FEWEST and denied / decided >= 0.1:
+            harsh.append((denied / decided, name))
+    items = [
+        Attention(
+            WARNING,
+            "shadow_harsh",
+            f"Shadow rule {name} would refuse {share:.0%} of what it meets",
+            "That is of the last 24 hours. As a shadow it refuses nothing.",
+            "Look at whom it would refuse before it does: raise its limit, or enforce it for a few percent first.",
+            _link("/rule", id=name),
+        )
+        for share, name in sorted(harsh, reverse=True)[:MOST_OF_A_KIND]
+    ]
+    if ready:
+        items.append(
+            Attention(
+                INFO,
+                "shadow_ready",
+                f"{_named(ready, 'Shadow rule')} would refuse nothing",
+                f"Of the last 24 hours: at least {FEWEST} requests, all within the limit.",
+                "Let it refuse: set shadow to false, for all or for some percent.",
+                _link("/rule", id=ready[0]) if len(ready) == 1 else "/rules",
+            )
+        )
+    return items
+
+
+async def _unused(connection: AsyncConnection, enabled: Mapping[str, Rule], now: int) -> list[Attention]:
+    """Return the rules that have met no request of late, if there were any requests."""
+    used = select(usage_minutes.c.at).where(usage_minutes.c.at >= now - UNUSED_US)
+    of_rule = used.where(usage_minutes.c.rule_id == rules.c.id).limit(1).exists()
+    old = select(rules.c.id).where(rules.c.updated_at < now - UNUSED_US)
+    earlier = select(usage_minutes.c.at).where(usage_minutes.c.at < now - UNUSED_US).limit(1)
+    if (await connection.execute(earlier)).first() is None or (await connection.execute(used.limit(1))).first() is None:
+        return []  # it is too early to say, or nothing is used at all
+    names = [name for (name,) in await connection.execute(old.where(~of_rule)) if name in enabled]
+    if not names:
+        return []
+    return [
+        Attention(
+            INFO,
+            "unused_rules",
+            f"{_named(names, 'Rule')} met no request for 7 days",
+            "An endpoint that is never asked, a misspelt path, or a dimension that no client sends.",
+            "Try a request that the rule should meet: the answer says why it does not. Delete what is not needed.",
+            _link("/rule", id=names[0]) if len(names) == 1 else "/rules",
+        )
+    ]
+
+
+async def _ending(connection: AsyncConnection, now: int) -> list[Attention]:
+    columns = overrides.c
+    soon = columns.until.between(now, now + ENDING_US)
+    first = select(columns.user_id, columns.rule_id, columns.until).where(soon).order_by(columns.until).limit(1)
+    row = (await connection.execute(first)).one_or_none()
+    if row is None:
+        return []
+    count = (await connection.execute(select(func.count()).select_from(overrides).where(soon))).scalar_one()
+    what = f"The override of {row.user_id} for rule {row.rule_id} ends at {moment_text(row.until)}"
+    more = f", and {count - 1} more within a day" if count > 1 else ""
+    return [
+        Attention(
+            INFO,
+            "overrides_ending",
+            what + more,
+            "From then on the usual limit applies.",
+            "If it is still needed, set it again with a later end.",
+            _link("/who", q=row.user_id),
+        )
+    ]
+
+
+async def _expiring(connection: AsyncConnection, table: Table, noun: str, link: str, now: int) -> list[Attention]:
+    """Return keys that expire soon, but for those that another one replaces already."""
+    keys, other = table.c, table.alias().c
+    name = "name" if table is api_keys else "consumer"
+    good = keys.revoked_at.is_(None), keys.expires_at.between(now, now + EXPIRING_US)
+    lasts = or_(other.expires_at.is_(None), other.expires_at > now + EXPIRING_US)
+    replaced = select(other.id).where(other[name] == keys[name], other.revoked_at.is_(None), lasts).exists()
+    soon = select(keys[name], keys.id, keys.expires_at).where(*good, ~replaced)
+    first = (await connection.execute(soon.order_by(keys.expires_at).limit(1))).one_or_none()
+    if first is None:
+        return []
+    count = (await connection.execute(select(func.count()).select_from(soon.subquery()))).scalar_one()
+    more = f", and {count - 1} more within a week" if count > 1 else ""
+    return [
+        Attention(
+            WARNING,
+            "keys_expiring",
+            f"The {noun} {first[0]} ({first.id}) expires at {moment_text(first.expires_at)}{more}",
+            "Requests with it are refused from then on.",
+            "Rotate it with an overlap, and give the new key to those who use it.",
+            link,
+        )
+    ]
+
+
+def _named(names: Sequence[str], noun: str) -> str:
+    """Return the noun and the name, or how many there are and the first names."""
+    if len(names) == 1:
+        return f"{noun} {names[0]}"
+    more = ", ..." if len(names) > MOST_OF_A_KIND else ""
+    return f"{len(names)} {noun.lower()}s ({', '.join(names[:MOST_OF_A_KIND])}{more})"
+
+
+def _link(path: str, **query: str) -> str:
+    return f"{path}?{urlencode(query)}"
