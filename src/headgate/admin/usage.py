@@ -26,11 +26,10 @@ from headgate.admin.database import PATIENCE, Database, DatabaseError
 from headgate.admin.keys import note_uses
 from headgate.admin.statements import AT_ONCE, among, constant, slices, sum_of, upsert
 from headgate.admin.tables import epoch_us, usage_hours, usage_minutes, usage_writers
-from headgate.clock import BUCKETS
 from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
 from headgate.observe import metrics
-from headgate.observe.metrics import Metric
+from headgate.observe.metrics import Metric, observations
 from headgate.observe.principal_use import WindowUse
 from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED
 from headgate.observe.table import values_of
@@ -175,7 +174,7 @@ class UsageWriter:
                 if metric.name not in _COUNTED:
                     continue
                 key = slot, metric.name, labels
-                value = sum(values[:BUCKETS]) if metric is metrics.DECISION_DURATION else values[0]
+                value = observations(values) if metric is metrics.DECISION_DURATION else values[0]
                 before = self._seen.get(key, 0)
                 seen[key] = value
                 more = value - before if value >= before else value  # less than before: it was begun anew

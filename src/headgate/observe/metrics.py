@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -184,6 +184,12 @@ RESIDENT = _gauge("process_resident_memory_bytes", "Resident memory.", "worker")
 OPEN_FILES = _gauge("process_open_fds", "Open file descriptors.", "worker")
 STARTED_AT = _gauge("process_start_time_seconds", "When the worker started.", "worker", scale=NANO)
 BUILD = _gauge("build_info", "Always 1; the labels say what runs.", "version", "python", merge=Merge.MAX)
+
+
+def observations(cells: Sequence[int]) -> int:
+    """Return how many observations the cells of a histogram have counted."""
+    return sum(cells[:BUCKETS])
+
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {metric.name: metric for metric in tuple(globals().values()) if isinstance(metric, Metric)}
