@@ -49,3 +49,17 @@ def test_what_is_quick_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with progress.shown(Terminal(io.StringIO(), screen), "reading"):
         pass
     assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("total", "bar", "line"),
+    [
+        (4000, True, "replaying ... [######..................] 25 %, 7 lines, 3 lines/s, 2 s"),
+        (4000, False, "replaying ... 25 %, 7 lines, 3 lines/s, 2 s"),
+        (0, True, "replaying ... 1,000 bytes, 7 lines, 3 lines/s, 2 s"),
+    ],
+)
+def test_what_else_is_known_is_shown_beside_the_share_that_is_done(total: int, bar: bool, line: str) -> None:  # noqa: FBT001
+    seen = progress.Progress("replaying", "bytes")
+    seen.done, seen.total, seen.note = 1000, total, "7 lines, 3 lines/s"
+    assert seen.line(2, bar=bar) == line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ class Progress:
         self.total = 0
         """0: not known."""
         self.note = ""
-        """What else is known, such as a rate."""
+        """What says more than how much is done, such as a rate; that is shown as a percentage then."""
 
     def line(self, seconds: float, *, bar: bool) -> str:
         """Return what to show after so many seconds."""
@@ -33,7 +34,9 @@ class Progress:
         if self.total and bar:
             filled = min(_WIDTH, self.done * _WIDTH // self.total)
             said += f" [{'#' * filled}{'.' * (_WIDTH - filled)}]"
-        if self.done:
+        if self.note and self.total:
+            said += f" {min(100, 100 * self.done // self.total)} %,"
+        elif self.done:
             said += f" {self.done:,}{f' of {self.total:,}' if self.total else ''}{self.unit and ' '}{self.unit},"
         return f"{said} {self.note}{self.note and ', '}{seconds:.0f} s"
 
@@ -56,6 +59,7 @@ def shown(terminal: Terminal, doing: str, unit: str = "") -> Iterator[Progress]:
         while not ended.wait(wait):
             line = progress.line(time.monotonic() - began, bar=is_terminal)
             if is_terminal:
+                line = line[: shutil.get_terminal_size().columns - 1]  # what wraps cannot be rewritten
                 terminal.err.write(f"\r{line.ljust(width)}")
                 width = len(line)
             else:

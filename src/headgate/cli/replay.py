@@ -31,6 +31,8 @@ INTERRUPTED = 130
 _WIDEST, _NARROWEST = 120, 40
 _MOST_RULES, _MOST_NAMES = 20, 5
 _SPARK = 20
+_HEAD = ("RULE", "LIMIT", "BY", "DECIDED", "REFUSED", "SHARE", "PRINCIPALS", "WHEN")
+_NUMBERS, _LESS_NEEDED = {"DECIDED", "REFUSED", "SHARE"}, ("WHEN", "BY", "LIMIT", "PRINCIPALS")
 
 
 def add(commands: Commands) -> None:
@@ -222,14 +224,25 @@ class Telling:
         rows = [self._row(rule) for rule in applied[:_MOST_RULES]]
         self._terminal.say()
         if rows:
-            head = ("RULE", "LIMIT", "BY", "DECIDED", "REFUSED", "SHARE", "PRINCIPALS", "WHEN")
-            self._terminal.say_table(head, _aligned(head, rows, {3, 4, 5}))
+            self._tell_table(rows)
         if len(applied) > _MOST_RULES:
             self._terminal.say(f"... and {len(applied) - _MOST_RULES:,} rules that refuse less; --json has all")
         idle = [rule.id for rule in rules.rules if not rule.decided and rule.enabled]
         if idle:
             more = f" and {len(idle) - _MOST_NAMES:,} more" if len(idle) > _MOST_NAMES else ""
             self._terminal.say(f"applied to no request: {', '.join(idle[:_MOST_NAMES])}{more}")
+
+    def _tell_table(self, rows: Sequence[tuple[str, ...]]) -> None:
+        """Write the table of rules, without some columns in a narrow terminal."""
+        widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
+        kept = [*range(len(_HEAD))]
+        for place in map(_HEAD.index, _LESS_NEEDED):
+            if sum([widths[each] + 2 for each in kept]) - 2 > self._width:
+                kept.remove(place)
+        aligned = [
+            [row[each].rjust(widths[each]) if _HEAD[each] in _NUMBERS else row[each] for each in kept] for row in rows
+        ]
+        self._terminal.say_table([_HEAD[each] for each in kept], aligned)
 
     def _row(self, rule: RuleSummary) -> tuple[str, ...]:
         refused, counts = rule.refused, rule.refused_over_time
@@ -291,9 +304,3 @@ class Telling:
             self._terminal.say(self._terminal.styled(printable(note), "yellow"))
         for file, line, why, excerpt in summary.unread_first:
             self._terminal.say(printable(f"  {file}, line {line:,}: {why}: {excerpt}"))
-
-
-def _aligned(head: Sequence[str], rows: Sequence[tuple[str, ...]], right: set[int]) -> list[list[str]]:
-    """Return rows with the columns of numbers at the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return [[cell.rjust(widths[place]) if place in right else cell for place, cell in enumerate(row)] for row in rows]
