@@ -170,6 +170,17 @@ def test_memory_is_bounded_and_a_sample_gives_the_same_percentiles() -> None:
     assert 25_000 < count < 35_000
 
 
+def test_ever_busier_principals_do_not_thin_out_the_sample() -> None:
+    usage = Usage(most_cells=400)
+    for number in range(2000):
+        for _ in range(1 + number // 40):
+            usage.add(BEGAN + number * MINUTE, f"p{number}", "GET", "/", 200)
+    use = usage.use(None, 0)
+    assert use.sampled is not None
+    assert len(use.sampled) > 400 // 8
+    assert 1500 < len(use.sampled) * use.weight < 2500
+
+
 def test_the_limit_does_not_follow_outliers_but_does_follow_the_many() -> None:
     crowd = [request(minute * MINUTE, f"user{user}") for user in range(50) for minute in range(61) for _ in range(4)]
     abuse = [request(0, "abuser") for _ in range(500)]

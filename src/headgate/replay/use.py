@@ -126,16 +126,18 @@ class Usage:
         return False
 
     def _shrink(self) -> None:
-        """Go on with half of the sample, and the busiest of each endpoint."""
+        """Go on with the busiest of each endpoint and the sample; with half of that, if it is too large."""
         kept = self._busiest()
-        while self._cells > self._most_cells * 3 // 4:
-            self.level += 1
+        while True:
             self._principals = {
                 principal: cells
                 for principal, cells in self._principals.items()
                 if principal in kept or self._is_sampled(principal)
             }
             self._cells = sum(map(len, self._principals.values()))
+            if self._cells <= self._most_cells * 3 // 4 or not _HASHES >> self.level:
+                return
+            self.level += 1
 
     def _busiest(self) -> set[str]:
         """Return the busiest principals of the endpoints that are used most."""
