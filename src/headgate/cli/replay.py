@@ -112,7 +112,7 @@ def _replay(arguments: argparse.Namespace, terminal: Terminal) -> int:
     is_complete = _run(replay, logs, terminal)
     summary = replay.summary(logs, is_complete=is_complete)
     if arguments.html:
-        _save(report(summary, [Path(name).name for name in names], logs.paths), Path(arguments.html))
+        _save(report(summary, _short(names), _short(logs.paths)), Path(arguments.html))
     if arguments.json:
         terminal.out.write(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
     else:
@@ -120,6 +120,12 @@ def _replay(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if not is_complete:
         return INTERRUPTED
     return OK if summary.lines else NO
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Return the names of files without their folders, where these do not tell them apart."""
+    short = ["standard input" if name == STDIN else Path(name).name for name in names]
+    return short if len({*short}) == len(short) else [*names]
 
 
 def _save(page: str, path: Path) -> None:
