@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "default",
     deadline=None,  # machines are noisy: no test depends on how long it takes
-    derandomize=True,  # a run is like the one before; whoever looks for more takes the other profile
-    max_examples=200,
+    derandomize=True,  # a run is like the one before; `thorough` looks for more
+    max_examples=50,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("thorough", settings.get_profile("default"), derandomize=False, max_examples=5000)

@@ -284,9 +284,9 @@ class TestErrors:
             Calendar("day", "Europe/" * 100_000)
         assert len(str(error.value)) < 200
 
-    @pytest.mark.parametrize("zone", EVERY)
-    def test_every_zone_is_accepted(self, zone: str) -> None:
-        assert "|" not in Calendar("day", zone).zone
+    def test_every_zone_is_accepted(self) -> None:
+        assert [Calendar("day", zone).zone for zone in EVERY] == EVERY
+        assert "|" not in "".join(EVERY), "it separates the parts of a key"
 
 
 class TestWithoutTimeZoneData:

@@ -26,7 +26,7 @@ from headgate.stores.failover import AsyncFailoverStore, FailoverStore, Reason
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
 from headgate.testing import ManualClock
 from headgate.testing.blocking import Blocking
-from headgate.testing.conformance import StoreConformance, StoreTraces
+from headgate.testing.conformance import FEW, LARGE, StoreConformance, StoreTraces
 from headgate.testing.reference import ReferenceStore
 
 SECOND = 1_000_000
@@ -160,6 +160,8 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Subject]]:
 
 
 class TestHealthy(StoreConformance):
+    quotas, large = FEW, LARGE[:1]
+
     def make_store(self, clock: ManualClock) -> Store:
         return FailoverStore(MemoryStore(clock=clock))
 
@@ -170,6 +172,8 @@ class TestHealthyTraces(StoreTraces):
 
 
 class TestHealthyAsync(StoreConformance):
+    quotas, large = FEW, LARGE[:1]
+
     def make_store(self, clock: ManualClock) -> Store:
         return Blocking(AsyncFailoverStore(AsyncMemoryStore(MemoryStore(clock=clock)), mode="deny"))
 
@@ -227,6 +231,8 @@ def unmarked(decision: Decision) -> Decision:
 
 class TestAwayFromTheStart(StoreConformance):
     """One node alone, without a store from the first call on, decides as any store does."""
+
+    quotas, large = FEW, LARGE[:1]
 
     def make_store(self, clock: ManualClock) -> Store:
         return _Undegraded(failed_store(Faulty(clock)))

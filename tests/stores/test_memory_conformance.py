@@ -6,7 +6,7 @@ from headgate.stores.base import Store
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
 from headgate.testing import ManualClock
 from headgate.testing.blocking import Blocking
-from headgate.testing.conformance import StoreConformance, StoreTraces
+from headgate.testing.conformance import FEW, LARGE, StoreConformance, StoreTraces
 
 
 class TestMemory(StoreConformance):
@@ -22,6 +22,8 @@ class TestMemoryTraces(StoreTraces):
 
 
 class TestAsyncMemory(StoreConformance):
+    quotas, large = FEW, LARGE[:1]
+
     def make_store(self, clock: ManualClock) -> Store:
         return Blocking(AsyncMemoryStore(MemoryStore(clock=clock)))
 

@@ -35,14 +35,25 @@ from headgate.core.quota import Quota
 from headgate.stores.base import Store
 from headgate.testing.clock import ManualClock
 from headgate.testing.reference import ReferenceStore
-from headgate.testing.samples import CALENDARS, LARGE, QUOTAS, SECOND, WithStore, family, hesitating, names
+from headgate.testing.samples import CALENDARS, FEW, LARGE, QUOTAS, SECOND, WithStore, family, hesitating, names
 from headgate.testing.traces import StoreTraces
 
-__all__ = ["CALENDARS", "LARGE", "QUOTAS", "SECOND", "StoreConformance", "StoreTraces", "family", "hesitating"]
+__all__ = ["CALENDARS", "FEW", "LARGE", "QUOTAS", "SECOND", "StoreConformance", "StoreTraces", "family", "hesitating"]
 
 
 class StoreConformance(WithStore):
     """What every store must do, piece by piece."""
+
+    quotas = QUOTAS + CALENDARS
+    """What the laws of a single limit are tried with."""
+    large = LARGE
+    """Likewise, for those about large numbers."""
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run a law once for each quota. pytest calls this for each test of the class."""
+        for name, quotas in (("quota", self.quotas), ("large", self.large)):
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, quotas, ids=str)
 
     @pytest.fixture
     def clock(self) -> ManualClock:
@@ -54,14 +65,12 @@ class StoreConformance(WithStore):
         yield store
         store.close()
 
-    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_admits_the_capacity_and_not_one_more(self, store: Store, quota: Quota) -> None:
         plan = family(quota).plan("user")
         assert [store.run(Call(Verb.CHECK, plan)).remaining for _ in range(5)] == [4, 3, 2, 1, 0]
         refusal = store.run(Call(Verb.CHECK, plan))
         assert (refusal.allowed, refusal.remaining, refusal.state) == (False, 0, "throttled")
 
-    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_retry_after_is_exact(self, store: Store, clock: ManualClock, quota: Quota) -> None:
         plan = family(quota).plan("user")
         store.run(Call(Verb.CHECK, plan, 4))
@@ -73,7 +82,6 @@ class StoreConformance(WithStore):
         clock.advance(us=1)
         assert store.run(Call(Verb.CHECK, plan, 3))
 
-    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_after_reset_after_nothing_is_used(self, store: Store, clock: ManualClock, quota: Quota) -> None:
         plan = family(quota).plan("user")
         decision = store.run(Call(Verb.CHECK, plan, 3))
@@ -83,21 +91,18 @@ class StoreConformance(WithStore):
         rested = store.run(Call(Verb.PEEK, plan))
         assert (rested.remaining, rested.reset_after_us) == (5, 0)
 
-    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_a_refused_request_takes_nothing(self, store: Store, quota: Quota) -> None:
         plan = family(quota).plan("user")
         store.run(Call(Verb.CHECK, plan, 3))
         assert not store.run(Call(Verb.CHECK, plan, 4))
         assert store.run(Call(Verb.CHECK, plan, 2))
 
-    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_peek_takes_nothing(self, store: Store, quota: Quota) -> None:
         plan = family(quota).plan("user")
         store.run(Call(Verb.CHECK, plan, 2))
         assert [store.run(Call(Verb.PEEK, plan, 3)).remaining for _ in range(3)] == [3, 3, 3]
         assert not store.run(Call(Verb.PEEK, plan, 4))
 
-    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_refund_gives_back_at_most_what_is_used(self, store: Store, quota: Quota) -> None:
         plan = family(quota).plan("user")
         store.run(Call(Verb.CHECK, plan, 5))
@@ -106,7 +111,6 @@ class StoreConformance(WithStore):
         assert store.run(Call(Verb.CHECK, plan, 5))
         assert not store.run(Call(Verb.CHECK, plan))
 
-    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_a_charge_is_refunded_once(self, store: Store, clock: ManualClock, quota: Quota) -> None:
         """Asked again, the store gives the first answer again; and nothing once the charge would not count any more."""
         plan, token = family(quota).plan("user"), next(names).encode()
@@ -126,7 +130,6 @@ class StoreConformance(WithStore):
         plan = family(QUOTAS[0]).plan("user")
         assert store.run(Call(Verb.REFUND, plan, 3)).remaining == 5
 
-    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_reset_forgets_one_key(self, store: Store, quota: Quota) -> None:
         limits = family(quota)
         store.run(Call(Verb.CHECK, limits.plan("user"), 5))
@@ -224,26 +227,23 @@ class StoreConformance(WithStore):
             for principal in principals:
                 assert store.run(Call(Verb.CHECK, limits.plan(principal))), (each, window, principal)
 
-    @pytest.mark.parametrize("quota", LARGE, ids=str)
-    def test_large_numbers_are_exact(self, store: Store, clock: ManualClock, quota: Quota) -> None:
+    def test_large_numbers_are_exact(self, store: Store, clock: ManualClock, large: Quota) -> None:
         """At the edge of what is computed exactly, every answer is still that of the pure core."""
         reference = ReferenceStore(clock)
-        plan = family(quota).plan("user")
+        plan = family(large).plan("user")
         for turn in range(60):
-            cost = min(quota.capacity, 1 + turn * 7919 % 100_000)
+            cost = min(large.capacity, 1 + turn * 7919 % 100_000)
             assert store.run(Call(Verb.CHECK, plan, cost)) == reference.run(Call(Verb.CHECK, plan, cost))
-            clock.advance(us=turn * turn * turn * quota.window_us // 300_007)  # in all, less than 53 bits
+            clock.advance(us=turn * turn * turn * large.window_us // 300_007)  # in all, less than 53 bits
 
-    @pytest.mark.parametrize("quota", [quota for quota in QUOTAS + CALENDARS if quota.limit], ids=str)
     def test_a_changed_limit_keeps_what_was_used(self, store: Store, quota: Quota) -> None:
         name = next(names)
         store.run(Call(Verb.CHECK, Family(name, [quota]).plan("user"), 4))
-        raised = replace(quota, limit=quota.limit + 7)
-        assert store.run(Call(Verb.PEEK, Family(name, [raised]).plan("user"))).remaining == 8
+        more: dict[str, Any] = {"limit": quota.limit + 7} if quota.limit else {"burst": quota.burst + 7}
+        assert store.run(Call(Verb.PEEK, Family(name, [replace(quota, **more)]).plan("user"))).remaining == 8
         lowered = replace(quota, limit=1, burst=0)
         assert not store.run(Call(Verb.CHECK, Family(name, [lowered]).plan("user")))
 
-    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_bound_checks_decide_as_check_does(self, store: Store, clock: ManualClock, quota: Quota) -> None:
         limits = family(quota)
         check, plan = store.bind(limits), limits.plan("plain")
@@ -267,7 +267,6 @@ class StoreConformance(WithStore):
             check("user", 6)
         assert check("user", 5)
 
-    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_16_threads_on_one_key_admit_exactly_the_capacity(self, store: Store, quota: Quota) -> None:
         large = replace(quota, burst=quota.burst + 95) if quota.burst else replace(quota, limit=100)
         check = store.bind(family(hesitating(large)))
@@ -279,7 +278,6 @@ class StoreConformance(WithStore):
         with ThreadPoolExecutor(16) as pool:
             assert sum(pool.map(lambda _: sum(check("user").allowed for _ in range(10)), range(16))) == 50
 
-    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_check_once_gives_the_first_answer_again_and_takes_nothing(
         self, store: Store, clock: ManualClock, quota: Quota
     ) -> None:
@@ -293,7 +291,6 @@ class StoreConformance(WithStore):
         assert [store.run(Call(Verb.CHECK_ONCE, plan, 2, token)) for _ in range(3)] == [first] * 3
         assert store.run(Call(Verb.PEEK, plan)) == left
 
-    @pytest.mark.parametrize("quota", QUOTAS + CALENDARS, ids=str)
     def test_check_once_does_not_remember_a_refusal(self, store: Store, clock: ManualClock, quota: Quota) -> None:
         """Who waited as long as it said is admitted, and that is remembered."""
         plan = family(quota).plan("user")

@@ -37,6 +37,9 @@ LARGE = [
 ]
 """Quotas whose arithmetic comes near the bound of what is exact."""
 
+FEW = [QUOTAS[0], CALENDARS[0]]
+"""Enough for a store that asks another one, which is tested with all: what is counted, and in windows of what."""
+
 names = (f"limit-{number}" for number in count())
 """Names of limits that no other test uses."""
 

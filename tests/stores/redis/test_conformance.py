@@ -1,4 +1,7 @@
-"""The Redis stores keep the contract of a store: they decide as the pure core does, on real servers."""
+"""The Redis stores keep the contract of a store: they decide as the pure core does, on real servers.
+
+Each colour is asked about every quota on one topology, and plays random traces on all.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from headgate.stores import open_async_store, open_store
 from headgate.stores.base import Store
 from headgate.testing import ManualClock
 from headgate.testing.blocking import Blocking
-from headgate.testing.conformance import StoreConformance, StoreTraces
+from headgate.testing.conformance import FEW, LARGE, StoreConformance, StoreTraces
 from tests.clusters import RedisCluster
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer
@@ -64,15 +67,11 @@ class TestRedisTraces(_OnRedis, _Sync, StoreTraces):
 
 
 class TestAsyncRedis(_OnRedis, _Async, StoreConformance):
-    pass
+    quotas, large = FEW, LARGE[:1]
 
 
 class TestAsyncRedisTraces(_OnRedis, _Async, StoreTraces):
     examples = 60
-
-
-class TestSentinel(_OnSentinel, _Sync, StoreConformance):
-    pass
 
 
 class TestSentinelTraces(_OnSentinel, _Sync, StoreTraces):
@@ -80,7 +79,7 @@ class TestSentinelTraces(_OnSentinel, _Sync, StoreTraces):
 
 
 class TestAsyncSentinel(_OnSentinel, _Async, StoreConformance):
-    pass
+    quotas, large = FEW, LARGE[:1]
 
 
 class TestAsyncSentinelTraces(_OnSentinel, _Async, StoreTraces):
@@ -88,7 +87,7 @@ class TestAsyncSentinelTraces(_OnSentinel, _Async, StoreTraces):
 
 
 class TestCluster(_OnCluster, _Sync, StoreConformance):
-    pass
+    quotas, large = FEW, LARGE[:1]
 
 
 class TestClusterTraces(_OnCluster, _Sync, StoreTraces):
