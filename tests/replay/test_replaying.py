@@ -152,6 +152,14 @@ def test_an_api_key_that_the_format_knows_is_one_without_a_mapping() -> None:
     assert summary.rules[0].rules[0].decided == 2
 
 
+def test_lists_and_requests_without_a_rule_are_counted_apart() -> None:
+    rules = PER_USER + "\nallow: [{user: eve}]\ndeny: [{user: mal}]"
+    (found,) = replayed([asked(0, name) for name in ("ada", "eve", "eve", "mal", "", "")], rules).rules
+    assert (found.requests, found.allowed, found.refused) == (6, 5, 1)
+    assert (found.allow_listed, found.deny_listed.count, found.unmatched) == (2, 1, 2)
+    assert [each.principal for each in found.deny_listed.top] == ["mal, 192.0.2.1"]
+
+
 def test_two_files_of_rules_are_compared_in_one_pass() -> None:
     other = PER_USER.replace("limit: 2", "limit: 1") + "\ndeny: [{ip: 192.0.2.9}]"
     log = [asked(0), asked(1), asked(2), asked(3, "bob"), asked(3, "bob"), asked(4, "eve")]

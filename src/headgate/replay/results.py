@@ -198,7 +198,7 @@ class RulesResults:
         self._sizes = sizes_for(self.size)
         self._rules: dict[str, RuleCounts] = {}
         self._series = timeline.series()
-        self.verdicts = dict.fromkeys(Verdict, 0)
+        self.requests = self.allow_listed = 0
         self.denied = Refused(*self._sizes)
         """By the deny list."""
         self.people = Distinct(LARGEST)
@@ -214,7 +214,7 @@ class RulesResults:
         if cell is None:
             cell = self._series[bucket] = [0, 0, 0]
         cell[_DECIDED] += 1
-        self.verdicts[ruling.verdict] += 1
+        self.requests += 1
         selection = ruling.selection
         if not isinstance(selection, Selection):
             raise TypeError("a ruling of an engine has its selection")
@@ -226,7 +226,9 @@ class RulesResults:
         if ruling.shadow_rules and self._tried(request, ruling, selection, at, agent) and ruling.allowed:
             cell[_SHADOW] += 1
         if ruling.allowed:
-            self.unmatched += not ruling.matched and ruling.verdict is Verdict.UNLIMITED
+            if ruling.decision is None:
+                self.allow_listed += ruling.verdict is Verdict.ALLOWED
+                self.unmatched += not ruling.matched and ruling.verdict is Verdict.UNLIMITED
             return
         self.refused += 1
         cell[_REFUSED] += 1
@@ -276,18 +278,17 @@ class RulesResults:
 
     def summary(self) -> RulesSummary:
         """Return what is known, for people and programs; those rules first that refuse most."""
-        line, verdicts = self._timeline, self.verdicts
+        line = self._timeline
         rules = [self._rule_summary(rule) for rule in self._engine.policy.rules.values()]
         rules.sort(key=lambda rule: (-rule.refused.count, -rule.would_refuse.count, -rule.decided))
-        requests = sum(verdicts.values())
         return RulesSummary(
-            requests=requests,
-            allowed=requests - self.refused,
+            requests=self.requests,
+            allowed=self.requests - self.refused,
             refused=self.refused,
             would_refuse=sum([cell[_SHADOW] for cell in self._series.values()]),
             principals_refused=self.people.count(),
             unmatched=self.unmatched,
-            allow_listed=verdicts[Verdict.ALLOWED],
+            allow_listed=self.allow_listed,
             deny_listed=self.denied.summary(),
             invalid=self.invalid,
             problem=self.problem,
