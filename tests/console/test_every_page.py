@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from tests.console.browsing import Browsing, assert_accessible, assert_fits, pages
 from tests.console.planes import Plane
 
-MAIN = {"/", "/who", "/rules", "/revisions", "/nodes", "/consumers", "/audit", "/about"}
+MAIN = {"/", "/who", "/try", "/rules", "/revisions", "/nodes", "/consumers", "/audit", "/about"}
 _FORMS = "all => all.filter(each => each.method === 'post').map(each => each.getAttribute('action') || location.href)"
 _IDS = "all => all.map(each => each.id).filter((id, index, ids) => ids.indexOf(id) !== index)"
 
@@ -39,14 +39,16 @@ def test_all_that_a_role_is_shown_works(browsing: Browsing, role: str) -> None:
 
 
 def test_every_page_is_for_everybody(browsing: Browsing) -> None:
-    page = browsing.open("admin")
+    page, looked_at = browsing.open("admin"), set[str]()
     for url in pages(page):
         expect(page.get_by_role("heading", level=1), url).to_have_count(1)
         expect(page.locator("nav [aria-current=page]"), url).to_have_count(1)
         expect(page.locator("main"), url).to_have_count(1)
         assert not page.locator("[id]").evaluate_all(_IDS), url
-        assert_accessible(page)
-        assert_fits(page)
+        if urlsplit(url).path not in looked_at:  # what a query changes is seldom how a page is made
+            looked_at.add(urlsplit(url).path)
+            assert_accessible(page)
+            assert_fits(page)
 
 
 def test_the_first_tab_leads_to_the_content(browsing: Browsing) -> None:
@@ -63,8 +65,7 @@ def test_the_first_tab_leads_to_the_content(browsing: Browsing) -> None:
 
 
 def test_no_form_works_without_the_token_of_its_session(plane: Plane, browsing: Browsing) -> None:
-    tried: set[str] = set()
-    page = browsing.open("admin")
+    page, tried = browsing.open("admin"), set[str]()
     for url in pages(page):
         forms = page.locator("form").evaluate_all(_FORMS)
         without = page.locator("form[method=post]:not(:has(input[type=hidden][name=csrf][value]))")

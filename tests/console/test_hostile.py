@@ -6,6 +6,7 @@ A payload that became markup would ask for an image, or be reported by the Conte
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 import pytest
@@ -59,7 +60,7 @@ def assert_harmless(page: Page, url: str) -> None:
 
 
 def test_nothing_is_markup_and_all_of_it_fits(hostile: Plane, browsing: Browsing) -> None:
-    page, shown = browsing.open("admin", at=hostile), set()
+    page, shown = browsing.open("admin", at=hostile), set[str]()
     user = quote(PAYLOAD, safe="")
     single = [
         f"/who?user={user}",
@@ -67,7 +68,7 @@ def test_nothing_is_markup_and_all_of_it_fits(hostile: Plane, browsing: Browsing
         f"/who?user={LONG}",
         f"/try?user={user}",
     ]
-    for url in (*pages(page), *single):
+    for url in chain(pages(page), single):
         if url in single:
             page.goto(url)
         assert_harmless(page, url)
@@ -79,7 +80,7 @@ def test_nothing_is_markup_and_all_of_it_fits(hostile: Plane, browsing: Browsing
 
 def test_a_page_says_what_is_wrong_with_a_query(hostile: Plane, browsing: Browsing) -> None:
     """Every parameter of every link and of every form that asks."""
-    page, asked = browsing.open("admin", at=hostile), set()
+    page, asked = browsing.open("admin", at=hostile), set[tuple[str, str]]()
     for url in pages(page):
         parts = urlsplit(url)
         names = {pair.partition("=")[0] for pair in parts.query.split("&")} - {""}
@@ -102,7 +103,7 @@ def test_a_page_says_what_is_wrong_with_a_query(hostile: Plane, browsing: Browsi
 
 def test_a_form_says_what_is_wrong_with_its_fields(hostile: Plane, browsing: Browsing) -> None:
     """And nobody's markup is in what it says."""
-    page, tried = browsing.open("admin", at=hostile), set()
+    page, tried = browsing.open("admin", at=hostile), set[tuple[str, tuple[str, ...]]]()
     for url in pages(page):
         for action, fields, typed in page.locator("form").evaluate_all(_FIELDS):
             target = urljoin(f"{hostile.address}{url}", action)

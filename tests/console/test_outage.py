@@ -1,0 +1,85 @@
+"""What the console shows while something is down: what it knows, and what to do; never a page that does not come."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.console.browsing import Browsing, send_key
+from tests.console.planes import Plane, running_plane
+from tests.console.test_every_page import MAIN
+from tests.postgres import PostgresServer, postgres_server
+from tests.server.process.service import SECONDS
+from tests.servers import until
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def on_postgres(postgres: PostgresServer) -> Iterator[Plane]:
+    """A service whose database can be stopped."""
+    with running_plane("--database", postgres.database()) as plane:
+        plane.rule("orders", limit=10_000, endpoint="/orders")
+        yield plane
+
+
+def test_pages_go_on_without_the_database_and_come_back_with_it(
+    on_postgres: Plane, postgres: PostgresServer, browsing: Browsing
+) -> None:
+    page, watching, outside = (
+        browsing.open("editor", at=on_postgres),
+        browsing.open("viewer", at=on_postgres),
+        browsing.open(at=on_postgres),
+    )
+    watching.goto("/")
+    expect(watching.get_by_text("database is unavailable")).to_have_count(0)
+    postgres.stop()
+    try:
+        expect(watching.get_by_text("database is unavailable").first).to_be_visible()
+        for path in MAIN:
+            answer = page.goto(path)
+            assert answer, path
+            assert answer.status in {200, 503}, path
+            expect(page.get_by_role("heading", level=1), path).to_be_visible()
+            expect(page.get_by_role("navigation").first, path).to_be_visible()
+            if answer.status == 503:
+                expect(page.locator("main"), path).to_contain_text("database")
+        assert on_postgres.check("maria", "/orders")["allowed"]
+        send_key(outside, on_postgres.key("viewer"))
+        expect(outside.get_by_role("alert")).to_contain_text("database")
+    finally:
+        postgres.start()
+    expect(watching.get_by_text("database is unavailable")).to_have_count(0)
+    for path in MAIN:
+        until(partial(_is_there, page, path), path, SECONDS)
+
+
+def _is_there(page: Page, path: str) -> bool:
+    answer = page.goto(path)
+    return answer is not None and answer.status == 200
+
+
+def test_a_node_that_was_killed_is_shown_with_what_to_do(browsing: Browsing) -> None:
+    with running_plane() as plane, running_plane("--database", f"sqlite:///{plane.file}") as other:
+        page = browsing.open("viewer", at=plane)
+        page.goto("/nodes")
+        expect(page.locator("main tbody tr")).to_have_count(2)
+        other.signal(signal.SIGKILL)
+        other.ended()
+        with closing(sqlite3.connect(plane.file, timeout=SECONDS)) as connection, connection:
+            aged = "UPDATE nodes SET seen_at = seen_at - 60000000 WHERE process = ?"
+            until(lambda: connection.execute(aged, (other.process.pid,)).rowcount, "the node is known")
+        expect(page.locator("main tbody tr").filter(has_text=str(other.process.pid))).to_contain_text("gone")
+        page.goto("/")
+        expect(page.get_by_text(f"(process {other.process.pid}) is gone")).to_be_visible()
+        expect(page.get_by_text("Look at its log and start it again").first).to_be_visible()
