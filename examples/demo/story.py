@@ -124,7 +124,7 @@ class Story:
         """Play one round: each moment that is yielded is when it goes on."""
         seen, say = self._traffic.seen, self._say
         yield Moment(20)
-        say(f"an abuser begins: {ABUSER} tries passwords and reads all that search finds. See Refusals, Hot keys")
+        say(f"an abuser begins: {ABUSER} tries passwords and reads all that search finds. See Overview, Who")
         self._traffic.is_abused, denied = True, seen["denied:login-address"]
         yield Moment(40, lambda: seen["denied:login-address"] > denied)
         yield from self._outage()

@@ -138,7 +138,7 @@ def _node(node: NodeFigures, fleet: Fleet) -> dict[str, Any]:
         "workers": known.workers,
         "enforcing": known.enforcing,
         "store": {
-            "name": known.store,
+            "name": known.store if figures is not None else "",
             "state": ("down" if "open" in known.circuits.values() else "recovering") if known.circuits else "up",
             "circuits": known.circuits,
             "since": moment_text(known.troubled_since) if known.troubled_since else None,
