@@ -109,6 +109,34 @@ _GIVEN: Json = {
     "rotate_consumer": {"overlap": 3600},
 }
 """Examples of bodies, by the name of the route."""
+_MEANINGS = {
+    "action": "What was done: create, update or delete.",
+    "actor": "The name or id of a key.",
+    "attributes": "What else rules match with `when`, or count by.",
+    "cost": "Units that the request takes.",
+    "dimension": "Rules that count by this.",
+    "dry_run": "Change nothing, and answer what would change.",
+    "enabled": "Rules that apply, or those that do not.",
+    "endpoint": "The path of the request.",
+    "force": "Take back later changes of the same objects too.",
+    "key_id": "The public part of a key: its `id` in the list.",
+    "kind": "What was changed: rule, tier, user, setting, key ...",
+    "method": "The HTTP method of the request.",
+    "name": "Its name.",
+    "outcome": "Only of this outcome.",
+    "overrides": "`drop`: delete what users and tiers change of it, too.",
+    "principal": "Who sends the request, by dimension: `user`, `ip`, `apikey` or a name of your own.",
+    "replace_users": "Users that the file does not have lose their tier and overrides.",
+    "role": "What the key may do.",
+    "rule_id": "The id of a rule.",
+    "sort": "The order of the list.",
+    "step": "What an item is of: a length of time, or each event.",
+    "subject": "The id of what was changed.",
+    "tier": "The name of a tier.",
+    "version": "The version that is to be in force again.",
+    "window_seconds": "Which window, of a rule that has several.",
+}
+"""What parameters and members of bodies mean where the route does not say."""
 _PARAMETERS = {
     "number": 7,
     "rule_id": "orders-user",
@@ -126,6 +154,9 @@ def document_of(app: Litestar) -> Json:
     definitions = {name: _moved(body) for name, body in rules.pop("$defs", {}).items()}
     rule = _moved(rules["properties"]["rules"]["items"])
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
+    for body in schemas.values():
+        for name, member in body.get("properties", {}).items():
+            _explain(name, member)
     schemas |= definitions | {
         "rule": rule,
         "tier": {"type": "object", "additionalProperties": ref("change")},
@@ -183,7 +214,10 @@ def _document(operation: Json, body: str, *, reads: bool) -> None:
         content: Json = {kind: {"schema": ref(body), "example": _EXAMPLES[body]}}
         if body == "file":
             content[kind]["schema"] = TEXT
-            content["application/json"] = {"schema": ref("file")}
+            content["application/json"] = {
+                "schema": ref("file"),
+                "example": {"version": 1, "rules": [_EXAMPLES["rule"]]},
+            }
         operation["requestBody"] = {"required": True, "content": content}
     elif "requestBody" in operation and operation["operationId"] in _GIVEN:
         operation["requestBody"]["content"]["application/json"]["example"] = _GIVEN[operation["operationId"]]
@@ -191,6 +225,7 @@ def _document(operation: Json, body: str, *, reads: bool) -> None:
         known = _PARAMETERS.get(parameter["name"])
         if known is not None and parameter["in"] == "path":
             parameter["example"] = known
+        _explain(parameter["name"], parameter)
         _narrow(parameter.get("schema", {}))
     operation["responses"] |= problems(_READING if reads else _READING + _CHANGING)
     schema, example = ANSWERS.get(operation["operationId"], (None, None))
@@ -201,6 +236,12 @@ def _document(operation: Json, body: str, *, reads: bool) -> None:
             kind |= {"schema": schema, "example": example}
     if body in {"rule", "tier", "setting"} and "200" in operation["responses"]:
         operation["responses"]["201"] = operation["responses"]["200"] | {"description": "It is new."}
+
+
+def _explain(name: str, described: Json) -> None:
+    """Say what a parameter or a member means, if it does not say so."""
+    if name in _MEANINGS and "$ref" not in described:
+        described.setdefault("description", _MEANINGS[name])
 
 
 def _narrow(schema: Json) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headgate.reference.decision_api import HOT_KEYS
 from headgate.reference.schemas import (
     MOMENT,
     NUMBER,
@@ -336,7 +337,7 @@ ANSWERS: dict[str, Described] = {
     "list_nodes": record(
         {"revision": (WHOLE, 7), "items": items((_NODE, _NODE_EXAMPLE | {"revision": 7, "error": ""}))}
     ),
-    "hot_keys": ({}, []),
+    "hot_keys": ({"properties": HOT_KEYS[0]["properties"]}, HOT_KEYS[1]),
     "live": _LIVE,
     "list_usage": _page({"type": "object"}),
     "list_refusals": _page({"type": "object"}),

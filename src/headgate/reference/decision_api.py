@@ -251,8 +251,8 @@ _RULES = record(
         "rules": ({"type": "object", "description": "What a rules file has."}, {"version": 1, "rules": []}),
     }
 )
-_HOT: Described = (list_of(form({"rule": TEXT, "key": TEXT, "per_second": NUMBER})), [])
-_HOT_KEYS = record({"workers": (WHOLE, 1), "half_life_seconds": (WHOLE, 10), "hot": _HOT, "denied": _HOT})
+_HOT = items(record({"rule": (TEXT, "orders-user"), "key": (TEXT, "#5f2b9e2a4c1d7f30"), "per_second": (NUMBER, 41.5)}))
+HOT_KEYS = record({"workers": (WHOLE, 1), "half_life_seconds": (WHOLE, 10), "hot": _HOT, "denied": _HOT})
 _METRICS = {
     "text/plain": {"schema": TEXT, "example": "# EOF\n"},
     "application/openmetrics-text": {"schema": TEXT},
@@ -375,7 +375,7 @@ PATHS: Json = {
         _WATCHING,
         "hotkeys",
         "Keys that are asked for and refused most",
-        {200: _json("Of all workers.", _HOT_KEYS)},
+        {200: _json("Of all workers.", HOT_KEYS)},
         _KEPT,
     ),
     "/metrics": _operation(
