@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
+from headgate.admin import live
+from headgate.admin.database import Database
+from headgate.admin.follower import this_node
+from headgate.admin.live import LiveFigures, NodeFigures
+from headgate.admin.overview import overview
+from headgate.admin.tables import WATCHED, figures
+from headgate.observe.rates import LOOK_US, Figures, Rates
+from headgate.observe.recorder import Recorder
 from tests.admin.test_fleet import Fleet, FleetService
 from tests.postgres import PostgresServer
 from tests.server.process.service import SECONDS, Clients
@@ -45,6 +55,102 @@ def rates_of(answer: dict[str, Any]) -> dict[int, float]:
 
 def kinds(answer: dict[str, Any]) -> set[str]:
     return {each["kind"] for each in answer["attention"]}
+
+
+class Told:
+    """Services in this process: what they write, and what they show."""
+
+    def __init__(self, database: Database | None, count: int) -> None:
+        self.now = 1_800_000_000_000_000
+        self.database, self.recorders = database, [Recorder() for _ in range(count)]
+        self.all = [
+            LiveFigures(database, recorder.slices, recorder.hot_keys, clock=lambda: self.now)
+            for recorder in self.recorders
+        ]
+
+    async def looks(self) -> None:
+        """Let all look, and write if they should."""
+        self.now += LOOK_US
+        for each in self.all:
+            await each.look()
+            if self.database is not None:
+                await each.write(self.database)
+
+    async def rows(self) -> int:
+        assert self.database is not None
+        async with self.database.reading() as connection:
+            return len((await connection.execute(select(figures).where(figures.c.id != WATCHED))).all())
+
+
+def test_services_write_only_while_somebody_looks(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "CACHED", 0.0)
+    monkeypatch.setattr(live, "SLOW", SECONDS)
+
+    async def main() -> None:
+        database = await Database.open(url)
+        told = Told(database, 2)
+        await told.looks()
+        assert await told.rows() == 0
+        await told.all[0].fleet()
+        await told.looks()
+        assert await told.rows() == 2
+        for recorder in told.recorders:
+            recorder.looked(1000)  # takes nothing, and is no request
+            recorder._time("orders", 1000)
+        await told.looks()
+        for each in told.all:
+            shown = overview(await each.fleet())
+            assert (shown["scope"], shown["nodes"]["reporting"]) == ("fleet", 1)  # that reports itself: none follows
+            assert shown["rates"]["allowed"] == pytest.approx(1 / 5)
+        told.now += live.WATCHED_US + 1
+        for each in told.all:
+            await each.look()
+            await each.write(database)
+        async with database.reading() as connection:
+            newest = (await connection.execute(select(figures.c.at).where(figures.c.id != WATCHED))).scalars()
+            assert max(newest) < told.now - live.WATCHED_US, "nobody looks any more"
+        for each in told.all:
+            await each.finish()
+        await database.close()
+
+    asyncio.run(main())
+
+
+def test_without_a_database_a_node_shows_itself_and_says_why() -> None:
+    async def main() -> None:
+        told = Told(None, 1)
+        await told.looks()
+        told.recorders[0]._time("orders", 1000)
+        await told.looks()
+        shown = overview(await told.all[0].fleet())
+        assert (shown["scope"], shown["rates"]["allowed"]) == ("node", 0.4)
+        assert "the rules come from a file" in shown["reason"]
+        assert shown["attention"] == []
+
+    asyncio.run(main())
+
+
+def test_nodes_that_count_in_memory_or_differ_need_attention() -> None:
+    now = 1_800_000_000_000_000
+    me = this_node()._replace(seen_at=now, revision=7)
+    nodes = [
+        NodeFigures(me, Figures(now, store="memory", version="1.0", workers=1)),
+        NodeFigures(
+            me._replace(id="other", revision=6, error="rule orders: limit is missing"),
+            Figures(now, Rates(shed=3), store="redis://r", version="1.1", enforcing=False, broken=("identity",)),
+        ),
+    ]
+    shown = overview(live.Fleet(now, me.id, nodes, 7, now - 60_000_000))
+    assert [each["kind"] for each in shown["attention"]] == [
+        "overload",
+        "node_behind",
+        "store_not_shared",
+        "enforcement",
+        "configuration",
+        "versions",
+    ]
+    assert "limit is missing" in shown["attention"][1]["why"]
+    assert [each["state"] for each in shown["nodes"]["items"]] == ["ok", "behind"]
 
 
 @pytest.fixture(scope="module")

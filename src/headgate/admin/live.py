@@ -182,7 +182,7 @@ class LiveFigures:
         return self._fleet
 
     def _alone(self, reason: str) -> Fleet:
-        status = self._status()
+        status = self._status()._replace(seen_at=self._now())
         return Fleet(self._now(), status.id, [NodeFigures(status, self._own)], status.revision, 0, reason)
 
     async def _found(self, database: Database) -> Fleet:
@@ -203,7 +203,7 @@ class LiveFigures:
                 await connection.execute(delete(figures).where(figures.c.at < now - HISTORY_US))
         seen = {name: _figures(row.body) for name, row in rows.items()} | {own.id: self._own}
         if own.id not in {status.id for status in statuses}:
-            statuses.append(own)
+            statuses.append(own._replace(seen_at=now))
         found = [NodeFigures(status, seen.pop(status.id, None)) for status in statuses]
         found.sort(key=lambda node: (node.status.host, node.status.started_at))
         fleet = Fleet(now, own.id, found, number, changed_at, "", self._findings, tuple(hour), tuple(seen.values()))
