@@ -33,6 +33,7 @@ from headgate.replay.use import WINDOWS, Usage, Use
 
 REGULAR, LEAST_REGULARS = 10, 100
 """The percentiles are those of principals with so many requests, if there are so many of them."""
+_LEAST_SAMPLED = 30
 LEAST_LIMIT = 5
 """No limit is lower: where one request is usual, a second try is no abuse."""
 GAP, LEAST_OUTLIER = 3, 10
@@ -258,8 +259,9 @@ class _Measured:
         sampled = self._use.peaks.keys() if self._use.sampled is None else self._use.sampled
         counted = [each for each in sampled if each not in outliers]
         regulars = [each for each in counted if self._use.requests[each] >= REGULAR]
-        if len(regulars) >= LEAST_REGULARS:
-            self.regulars = len(regulars) * self._use.weight
+        standing_for = len(regulars) * self._use.weight
+        if standing_for >= LEAST_REGULARS and len(regulars) >= _LEAST_SAMPLED:
+            self.regulars = standing_for
         self._normal = sorted(map(self._use.peaks.__getitem__, regulars if self.regulars else counted))
         self.limit = max(LEAST_LIMIT, rounded_up(ceil(self.percentile(99.9) * self._headroom)))
 
