@@ -33,7 +33,7 @@ from headgate.replay.use import WINDOWS, Usage, Use
 
 REGULAR, LEAST_REGULARS = 10, 100
 """The percentiles are those of principals with so many requests, if there are so many of them."""
-_LEAST_SAMPLED = 30
+_LEAST_SAMPLED = 10
 LEAST_LIMIT = 5
 """No limit is lower: where one request is usual, a second try is no abuse."""
 GAP, LEAST_OUTLIER = 3, 10

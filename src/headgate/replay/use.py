@@ -38,7 +38,7 @@ class Use(NamedTuple):
     peaks: dict[str, int]
     """Of each principal that was measured."""
     requests: dict[str, int]
-    """Of each of them, in all."""
+    """Of each of them, for all endpoints."""
     sampled: frozenset[str] | None
     """Those that stand for all; None: all that were measured do."""
     weight: int
@@ -100,9 +100,9 @@ class Usage:
                 current = each and each.current
                 if current in within:
                     found[current] = max(cell[place], found.get(current, 0))
-                    requests[principal] = requests.get(principal, 0) + cell[_REQUESTS]
             if found:
                 peaks[principal] = sum(found.values())
+                requests[principal] = cells[None][_REQUESTS]
         sampled = frozenset(filter(self._is_sampled, peaks)) if self.level else None
         return Use(peaks, requests, sampled, 1 << self.level)
 
