@@ -62,6 +62,8 @@ IDENTIFY = "identify"
 """The name in the state of a request to log in of what looks a key up."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_PREVIEW = "/rule/preview"
+"""A page of the console that is sent while somebody types, and changes nothing."""
 _LOG = logging.getLogger("headgate.admin")
 
 Scope = MutableMapping[str, Any]
@@ -280,7 +282,7 @@ _LIVE = "x-live"
 
 
 def _is_reading(scope: Scope) -> bool:
-    return scope["method"] in _READING
+    return scope["method"] in _READING or scope["path"] == _PREVIEW
 
 
 def _is_navigation(scope: Scope, headers: Mapping[str, str]) -> bool:

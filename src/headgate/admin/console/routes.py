@@ -12,7 +12,7 @@ from litestar import Request, Response, Router, get
 from litestar.handlers import HTTPRouteHandler
 
 from headgate.admin.console.forms import csrf_guard
-from headgate.admin.console.pages import about, access, keys, overview, revisions, rules, trail, trying, who
+from headgate.admin.console.pages import about, access, editor, keys, overview, revisions, rules, trail, trying, who
 from headgate.admin.console.rendering import page
 from headgate.admin.problems import problem_of
 from headgate.admin.routes.asking import role_guard
@@ -23,7 +23,7 @@ _TITLES = {403: "This is not yours to do", 404: "There is no such page", 409: "S
 
 def handlers() -> list[Any]:
     """Return the routes of all pages, and of their files."""
-    modules = (overview, who, trying, rules, revisions, trail, keys, about, access)
+    modules = (overview, who, trying, rules, editor, revisions, trail, keys, about, access)
     guarded = [route for module in modules for route in module.ROUTES]
     routes: list[Any] = [Router("/", route_handlers=guarded, guards=[role_guard, csrf_guard], include_in_schema=False)]
     routes += [_file(each) for each in ("console.css", "console.js", "favicon.svg")]

@@ -41,10 +41,11 @@ function live() {
 // data-preview="ID ..." on a form: what it would do is shown in those elements while somebody types. The answer is
 // that of its button with data-previews (else of its action), which changes nothing.
 function preview(form) {
-  let waiting, latest = 0;
+  let waiting, typed, latest = 0;
   const show = async () => {
-    const mine = ++latest;
-    const targets = form.dataset.preview.split(" ").map((id) => document.getElementById(id)).filter(Boolean);
+    const mine = latest;
+    const targets = form.dataset.preview.split(" ").map((id) => document.getElementById(id))
+      .filter((each) => each && !each.contains(typed)); // what somebody types in stays as it is
     targets.forEach((each) => each.classList.add("stale"));
     const button = form.querySelector("[data-previews]");
     const url = (button && button.formAction) || form.action;
@@ -56,16 +57,25 @@ function preview(form) {
       if (answer.status === 401) location.reload();
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (mine !== latest) return; // somebody has typed on
+      const focused = document.activeElement;
       targets.forEach((each) => {
         const fresh = page.getElementById(each.id);
         if (fresh) each.replaceWith(fresh);
       });
+      if (!focused.isConnected && focused.id) document.getElementById(focused.id)?.focus();
+      const marked = typed.id && page.getElementById(typed.id);
+      if (marked) typed.setAttribute("aria-invalid", marked.getAttribute("aria-invalid") ?? "false");
       form.dispatchEvent(new CustomEvent("previewed", { detail: page }));
     } catch {
       targets.forEach((each) => each.classList.remove("stale"));
     }
   };
-  form.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(show, 350); });
+  form.addEventListener("input", (event) => {
+    typed = event.target;
+    latest += 1;
+    clearTimeout(waiting);
+    waiting = setTimeout(show, 350);
+  });
 }
 
 // data-confirm="QUESTION" on a button: asked before its form is sent.

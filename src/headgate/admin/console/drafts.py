@@ -1,0 +1,219 @@
+"""Rules that somebody edits, as fields of a form and as YAML, which always say the same.
+
+A form sends both sides and `base`, the rule that both said when they were shown. What differs from that in the YAML was
+typed there; what differs in a field was typed there, and is put into the YAML. So nothing that only YAML can say gets
+lost, whichever side is used, and with a script that shows the other side at once as well as without one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from headgate.admin.console.forms import Form
+from headgate.admin.routes.asking import decoded
+from headgate.core.algorithms import Algorithm
+from headgate.core.errors import UsageError
+from headgate.core.mode import Mode
+from headgate.policy.dumping import data_to_yaml
+from headgate.policy.forms import RULE
+from headgate.policy.model import TOGETHER
+from headgate.policy.problems import Finding, Findings, InvalidRules, ProblemKind
+from headgate.policy.yaml_text import Document, resolved
+
+_LONGEST = 100_000
+_OTHER_QUOTAS = ("limits", "quota", "refill_rate")
+RARE = ("tier", "key_pattern", "when", "replaces", "calendar", "on_store_failure", "refusal_status", "refusal_message")
+"""Fields that are shown on request."""
+_ORDER = {name: place for place, name in enumerate(RULE.record.fields)}
+
+
+class FormField(NamedTuple):
+    """A field of the form."""
+
+    name: str
+    label: str
+    kind: str = "text"
+    """How its text is read: text, number (if it is one), names, dimension, pairs or flag."""
+    help: str = ""
+    choices: Sequence[tuple[str, str]] = ()
+
+
+_ALGORITHMS = [(str(each), str(each).replace("_", " ")) for each in Algorithm]
+_MODES = [("", "as the service does by default"), *[(str(each), str(each)) for each in Mode]]
+FIELDS: Mapping[str, FormField] = {
+    each.name: each
+    for each in (
+        FormField("id", "Id", help="Stays as it is, once the rule is made."),
+        FormField("name", "Name", help="For people."),
+        FormField("endpoint", "Endpoint", help="Literal, * for one segment, ** for the rest. Empty: all paths."),
+        FormField("methods", "Methods", "names", "Such as GET, POST. Empty: all."),
+        FormField("dimension", "Counts by", "dimension", "user, ip, apikey, global, an attribute, or user + endpoint."),
+        FormField("limit", "Limit", "number"),
+        FormField("window", "per", "number", "30s, 1m, 1h, 1d"),
+        FormField("burst", "Burst", "number", "More at once."),
+        FormField("algorithm", "Algorithm", choices=[("", "token bucket"), *_ALGORITHMS[1:]]),
+        FormField("shadow", "Refuses", "flag", choices=[("", "what is over the limit"), ("true", "nothing: shadow")]),
+        FormField("enforce_percent", "For percent", "number", "Of those whom it counts."),
+        FormField("enabled", "Is", "flag", choices=[("", "on"), ("false", "off")]),
+        FormField("tier", "Only for the tier"),
+        FormField("key_pattern", "Only for keys like", help="* stands for any characters."),
+        FormField("when", "Only when", "pairs", "An attribute=value in each line."),
+        FormField("replaces", "Replaces", "names", "Ids of rules that do not apply when this one does."),
+        FormField("calendar", "Calendar", "number", "A time zone: windows of its calendar."),
+        FormField("on_store_failure", "When the store is down", choices=_MODES),
+        FormField("refusal_status", "Status of refusals", "number", "429 by default."),
+        FormField("refusal_message", "Message of refusals"),
+    )
+}
+
+
+class Draft(NamedTuple):
+    """A rule that somebody edits."""
+
+    body: Any
+    """What both sides say, right or wrong; what they said last, if the YAML cannot be read."""
+    text: str
+    """The side in YAML."""
+    fields: dict[str, str]
+    """The side in fields."""
+    problems: tuple[Finding, ...] = ()
+
+    @property
+    def wrong(self) -> dict[str, str]:
+        """What is wrong with fields, by their names."""
+        found: dict[str, str] = {}
+        for each in self.problems:
+            name = re.split(r"[.\[]", each.path)[0]
+            found.setdefault(name, said(each))
+        return found
+
+    @property
+    def has_quota_fields(self) -> bool:
+        """Whether its limit is one that the form can say."""
+        return not isinstance(self.body, dict) or self.body.keys().isdisjoint(_OTHER_QUOTAS)
+
+    def with_problems(self, problems: Sequence[Finding]) -> Draft:
+        """Return the draft with what else is wrong with it, each with its place in the YAML as far as it is known."""
+        document = Document(self.text, "YAML", "a rule")
+        located = []
+        for each in problems:
+            path = [int(part) if part.isdecimal() else part for part in re.split(r"[.\[\]]+", each.path) if part]
+            line, column = document.locate(tuple(path), at_key=False)
+            located.append(replace(each, line=line, column=column))
+        return self._replace(problems=(*self.problems, *located))
+
+
+def said(finding: Finding) -> str:
+    """Return what is wrong, without where."""
+    return str(replace(finding, path="", file="", line=0, column=0))
+
+
+def draft_of(body: Any) -> Draft:
+    """Return the draft of a rule as it is, or as it may begin."""
+    return Draft(body, data_to_yaml(body), fields_of(body))
+
+
+def read(form: Form, rule_id: str) -> Draft:
+    """Return the draft that a form has; `rule_id` is empty for a new rule. Raises UsageError."""
+    base, text = decoded(form.get("base", "").encode()), form.get("yaml", "")
+    if not isinstance(base, dict):
+        raise UsageError("the form does not say what was edited: load the page again")
+    known = fields_of(base)
+    typed = {name: form[f"f.{name}"] for name in FIELDS if f"f.{name}" in form}
+    edits = {name: value for name, value in typed.items() if value != known[name]}
+    try:
+        document = _document(text)
+    except InvalidRules as error:
+        return Draft(base, text, known | typed, error.problems)
+    body = document.data
+    if edits and isinstance(body, dict):
+        edited = _with_fields(body, edits)
+        if edited != body:
+            body, text = edited, data_to_yaml(edited)
+            document = _document(text)
+    return Draft(body if isinstance(body, dict) else base, text, fields_of(body), _problems(document, rule_id))
+
+
+def merged(old: Any, ours: Draft, theirs: Any, rule_id: str) -> Draft:
+    """Return a draft on top of what somebody else made of the same rule: what both have changed is as in the draft."""
+    if not isinstance(ours.body, dict) or any(each.kind is ProblemKind.SYNTAX for each in ours.problems):
+        return ours
+    body = dict(theirs)
+    for name in {**old, **ours.body}:
+        if old.get(name) != ours.body.get(name):
+            body.pop(name, None)
+            if name in ours.body:
+                body[name] = ours.body[name]
+    if body == ours.body:
+        return ours
+    draft = draft_of(_in_order(body))
+    return draft._replace(problems=_problems(_document(draft.text), rule_id))
+
+
+def base_of(draft: Draft) -> str:
+    """Return what the form sends as `base`."""
+    return json.dumps(draft.body, ensure_ascii=False)
+
+
+def fields_of(body: Any) -> dict[str, str]:
+    """Return what the form shows of a rule, right or wrong."""
+    given = body if isinstance(body, dict) else {}
+    return {name: _shown(each.kind, given.get(name)) for name, each in FIELDS.items()}
+
+
+def _shown(kind: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return (f" {TOGETHER} " if kind == "dimension" else ", ").join(map(str, value))
+    if isinstance(value, dict):
+        return "\n".join(f"{name}={_shown('', inner)}" for name, inner in value.items())
+    return str(value)
+
+
+def _with_fields(body: Mapping[str, Any], edits: Mapping[str, str]) -> dict[str, Any]:
+    """Return a rule with what was typed into fields; empty ones are left out."""
+    edited = {name: value for name, value in body.items() if name not in edits}
+    edited |= {name: _meant(FIELDS[name].kind, text) for name, text in edits.items() if text}
+    return _in_order(edited)
+
+
+def _in_order(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rule with its fields in the order in which rules are written."""
+    return dict(sorted(body.items(), key=lambda each: _ORDER.get(each[0], len(_ORDER))))
+
+
+def _meant(kind: str, text: str) -> Any:
+    match kind:
+        case "names":
+            return [name for name in re.split(r"[,\s]+", text) if name]
+        case "dimension":
+            names = [name for name in re.split(r"[+,\s]+", text) if name]
+            return names[0] if len(names) == 1 else names
+        case "pairs":
+            lines = [line.partition("=") for line in text.split("\n") if line.strip()]
+            return {name.strip(): value.strip() if sign else None for name, sign, value in lines}
+        case "number" | "flag":
+            return resolved(text)
+    return text
+
+
+def _document(text: str) -> Document:
+    if len(text) > _LONGEST:
+        message = f"a rule of more than {_LONGEST:_} characters"
+        raise InvalidRules([Finding(message, line=1, column=1, kind=ProblemKind.SYNTAX)])
+    return Document(text, "YAML", "a rule")
+
+
+def _problems(document: Document, rule_id: str) -> tuple[Finding, ...]:
+    findings = Findings(document)
+    RULE.read(document.data, (), findings)
+    if rule_id and isinstance(document.data, dict) and document.data.get("id", rule_id) != rule_id:
+        findings.add(("id",), "the id of a rule stays as it is", rule_id, "Make a new rule for another id.")
+    return tuple(findings.problems())

@@ -1,0 +1,177 @@
+"""The editor of a rule: a form and YAML side by side, and what a change would do before it is made; and deletion."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+from litestar import Request, Response, get, post
+from litestar.response import Redirect
+
+from headgate.admin.console import drafts, words
+from headgate.admin.console.drafts import Draft
+from headgate.admin.console.forms import Form, actor_of, form_of, number_of
+from headgate.admin.console.pages.rules import RuleId, changed
+from headgate.admin.console.rendering import link, page
+from headgate.admin.objects import InUse, ObjectKind, ObjectVersion, Stored, VersionConflict
+from headgate.admin.routes.asking import EDITOR, Admin
+from headgate.admin.rule_catalogs import FileRules
+from headgate.admin.service import AdminService
+from headgate.policy.loading import rule_from_data
+from headgate.policy.problems import InvalidRules
+
+_NEW = {"endpoint": "/api/**", "limit": 100, "window": "1m"}
+_Request = Request[Any, Any, Any]
+
+
+class Edit(NamedTuple):
+    """An edit of a rule, as far as it has come."""
+
+    rule_id: str
+    """Empty: a new rule."""
+    draft: Draft
+    stored: Stored | None
+    """The rule in force."""
+    opened: int
+    """The version of the rule when the editor was opened; 0: there was none."""
+    was: Any = None
+    """What it was then, if somebody else has changed it since."""
+    others: tuple[ObjectVersion, ...] = ()
+    """What others made of it since."""
+
+    @property
+    def name(self) -> str:
+        """The id under which it would be saved."""
+        body = self.draft.body
+        return self.rule_id or str(body.get("id", "") if isinstance(body, dict) else "")
+
+    @property
+    def version(self) -> int:
+        return self.stored.version if self.stored else 0
+
+
+@get("/rule/new", opt=EDITOR)
+async def new_rule(request: _Request, admin: Admin) -> Response[str]:
+    """Begin a rule."""
+    await _check_changeable(admin)
+    return await _editor(request, admin, Edit("", drafts.draft_of(_NEW), None, 0), is_begun=False)
+
+
+@get("/rule/edit", opt=EDITOR)
+async def edit_rule(request: _Request, admin: Admin, rule_id: RuleId) -> Response[str]:
+    """Edit a rule."""
+    await _check_changeable(admin)
+    stored = await admin.get(ObjectKind.RULE, rule_id)
+    edit = Edit(rule_id, drafts.draft_of(stored.body), stored, stored.version)
+    return await _editor(request, admin, edit, is_begun=False)
+
+
+@post("/rule/preview", opt=EDITOR, status_code=200)
+async def preview(request: _Request, admin: Admin) -> Response[str]:
+    """Show what an edit would change, and change nothing."""
+    return await _editor(request, admin, await _edit_of(admin, await form_of(request)))
+
+
+@post("/rule/edit", opt=EDITOR, status_code=200)
+async def save(request: _Request, admin: Admin) -> Response[Any]:
+    """Save a rule, unless it is wrong, or somebody else has changed it: that is shown first."""
+    form = await form_of(request)
+    actor, edit = actor_of(request, form), await _edit_of(admin, form)
+    if edit.draft.problems or number_of(form, "version") != edit.version:
+        return await _editor(request, admin, edit, status=400 if edit.draft.problems else 409)
+    body = edit.draft.body
+    if form.get("do") == "shadow":
+        body = {**body, "shadow": True}
+    try:
+        stored, _ = await admin.put(ObjectKind.RULE, edit.name, body, edit.version, actor)
+    except InvalidRules as error:
+        draft = edit.draft.with_problems(error.problems)
+        return await _editor(request, admin, edit._replace(draft=draft), status=400)
+    except VersionConflict:
+        return await _editor(request, admin, await _edit_of(admin, form), status=409)
+    if edit.stored is not None and stored.version == edit.version:
+        return Redirect(link("/rule", id=edit.name), status_code=303)
+    return await changed(admin, edit.name, stored)
+
+
+async def _edit_of(admin: AdminService, form: Form) -> Edit:
+    """Return what a form has of an edit, on top of what others have changed since it was opened."""
+    rule_id = form.get("id", "")
+    draft = await asyncio.to_thread(drafts.read, form, rule_id)
+    opened, seen = number_of(form, "opened"), number_of(form, "version")
+    edit = Edit(rule_id, draft, None, opened)
+    if not edit.name or (not rule_id and draft.problems):
+        return edit
+    stored = await admin.rules.get(ObjectKind.RULE, edit.name)
+    version = stored.version if stored else 0
+    if version == opened:
+        return edit._replace(stored=stored)
+    versions = await admin.rules.versions(ObjectKind.RULE, edit.name)
+    bodies = {each.version: each.body for each in versions}
+    if version != seen and stored is not None:
+        draft = drafts.merged(bodies.get(seen) or {"id": edit.name}, draft, stored.body, rule_id)
+    others = tuple(each for each in versions if each.version > opened)
+    return edit._replace(draft=draft, stored=stored, was=bodies.get(opened), others=others)
+
+
+async def _editor(
+    request: _Request, admin: AdminService, edit: Edit, *, status: int = 200, is_begun: bool = True
+) -> Response[str]:
+    """Show the editor, with what the change would do."""
+    tried: dict[str, Any] | None = None
+    if is_begun and edit.name and not edit.draft.problems:
+        try:
+            tried = await admin.try_rule(edit.name, edit.draft.body)
+        except InvalidRules as error:
+            edit = edit._replace(draft=edit.draft.with_problems(error.problems))
+    after = tried["after"] if tried else None
+    known: dict[str, Any] = {
+        "edit": edit,
+        "draft": edit.draft,
+        "base": drafts.base_of(edit.draft),
+        "fields": drafts.FIELDS,
+        "rare": drafts.RARE,
+        "said": drafts.said,
+        "words": words,
+        "tried": tried,
+        "rule": rule_from_data(after) if after else None,
+        "is_begun": is_begun,
+        "refused": status,
+    }
+    return page(request, "editor.html", status=status, **known)
+
+
+async def _check_changeable(admin: AdminService) -> None:
+    """Raise RulesInFile if rules are not changed here."""
+    if isinstance(admin.rules, FileRules):
+        await admin.rules.change()
+
+
+@get("/rule/delete", opt=EDITOR)
+async def delete_page(request: _Request, admin: Admin, rule_id: RuleId) -> Response[str]:
+    """Ask whether a rule is to be deleted, with what depends on it."""
+    await _check_changeable(admin)
+    return await _delete_page(request, admin, rule_id)
+
+
+@post("/rule/delete", opt=EDITOR, status_code=200)
+async def delete_rule(request: _Request, admin: Admin, rule_id: RuleId) -> Response[Any]:
+    """Delete a rule, with what users and tiers change of it if that was shown."""
+    form = await form_of(request)
+    actor, version = actor_of(request, form), number_of(form, "version")
+    try:
+        await admin.delete(ObjectKind.RULE, rule_id, version, actor, drop="drop" in form)
+    except (InUse, VersionConflict) as error:
+        return await _delete_page(request, admin, rule_id, error)
+    return await changed(admin, rule_id, None)
+
+
+async def _delete_page(
+    request: _Request, admin: AdminService, rule_id: str, error: Exception | None = None
+) -> Response[str]:
+    stored = await admin.get(ObjectKind.RULE, rule_id)
+    uses = await admin.rules.uses(ObjectKind.RULE, rule_id)
+    return page(request, "delete.html", status=409 if error else 200, stored=stored, uses=uses, error=error)
+
+
+ROUTES = [new_rule, edit_rule, preview, save, delete_page, delete_rule]
