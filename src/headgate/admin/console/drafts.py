@@ -40,6 +40,8 @@ class FormField(NamedTuple):
     """How its text is read: text, number (if it is one), names, dimension, pairs or flag."""
     help: str = ""
     choices: Sequence[tuple[str, str]] = ()
+    default: str = ""
+    """What an empty field means."""
 
 
 _ALGORITHMS = [(str(each), str(each).replace("_", " ")) for each in Algorithm]
@@ -48,24 +50,30 @@ FIELDS: Mapping[str, FormField] = {
     each.name: each
     for each in (
         FormField("id", "Id", help="Stays as it is, once the rule is made."),
-        FormField("name", "Name", help="For people."),
-        FormField("endpoint", "Endpoint", help="Literal, * for one segment, ** for the rest. Empty: all paths."),
-        FormField("methods", "Methods", "names", "Such as GET, POST. Empty: all."),
-        FormField("dimension", "Counts by", "dimension", "user, ip, apikey, global, an attribute, or user + endpoint."),
+        FormField("name", "Name"),
+        FormField("endpoint", "Endpoint", help="* is one segment, ** the rest.", default="all paths"),
+        FormField("methods", "Methods", "names", "Such as GET, POST.", default="all"),
+        FormField(
+            "dimension",
+            "Counts by",
+            "dimension",
+            "user, ip, apikey, global, an attribute, or user + endpoint.",
+            default="user",
+        ),
         FormField("limit", "Limit", "number"),
         FormField("window", "per", "number", "30s, 1m, 1h, 1d"),
-        FormField("burst", "Burst", "number", "More at once."),
+        FormField("burst", "Burst", "number", "More at once.", default="0"),
         FormField("algorithm", "Algorithm", choices=[("", "token bucket"), *_ALGORITHMS[1:]]),
         FormField("shadow", "Refuses", "flag", choices=[("", "what is over the limit"), ("true", "nothing: shadow")]),
-        FormField("enforce_percent", "For percent", "number", "Of those whom it counts."),
-        FormField("enabled", "Is", "flag", choices=[("", "on"), ("false", "off")]),
+        FormField("enforce_percent", "For how many percent", "number", default="100"),
+        FormField("enabled", "The rule is", "flag", choices=[("", "on"), ("false", "off")]),
         FormField("tier", "Only for the tier"),
         FormField("key_pattern", "Only for keys like", help="* stands for any characters."),
         FormField("when", "Only when", "pairs", "An attribute=value in each line."),
         FormField("replaces", "Replaces", "names", "Ids of rules that do not apply when this one does."),
         FormField("calendar", "Calendar", "number", "A time zone: windows of its calendar."),
         FormField("on_store_failure", "When the store is down", choices=_MODES),
-        FormField("refusal_status", "Status of refusals", "number", "429 by default."),
+        FormField("refusal_status", "Status of refusals", "number", default="429"),
         FormField("refusal_message", "Message of refusals"),
     )
 }
