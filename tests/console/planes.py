@@ -31,6 +31,7 @@ class Plane(Service):
         common = (*database, "--data-dir", str(folder / "data"), "--workers", "1", *BOUNDLESS)
         program = altered({**CONSTANTS, **(constants or {})})
         super().__init__(folder, *common, *options, environment={"HEADGATE_ADMIN_KEY": ADMIN_KEY}, program=program)
+        self.folder = folder
         self.sessions: dict[str, list[Any]] = {}
         """The cookies of a session of each role, made when first needed; for `browsing.Browsing`."""
         self._keys: dict[str, str] = {"admin": ADMIN_KEY}

@@ -1,0 +1,228 @@
+"""The editor of rules: a form and YAML that say the same, what a change would do, and two who edit one rule."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from headgate.admin import what_if
+from headgate.admin.api import application
+from headgate.admin.console import drafts
+from headgate.admin.database import Database
+from headgate.admin.keys import AdminKeys
+from headgate.admin.rule_catalogs import FileRules
+from headgate.admin.service import AdminService
+from headgate.admin.tables import epoch_us
+from headgate.engine import AsyncEngine
+from headgate.observe.principal_use import MINUTE_US, WindowUse
+from headgate.policy.loading import from_data
+from tests.console.browsing import Browsing, assert_accessible, assert_fits
+from tests.console.planes import ADMIN_KEY, Plane
+
+T = TypeVar("T")
+Fields = dict[str, str | float | bool]
+
+
+def ran(work: Coroutine[Any, Any, T]) -> T:
+    """Run something beside Playwright, whose loop runs in this thread."""
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(asyncio.run, work).result()
+
+
+def used(plane: Plane, rule: str, limit: int, principals: dict[int, int]) -> None:
+    """Note what principals asked for in a minute that is just over, as a service does."""
+
+    async def note() -> None:
+        database = await Database.open(f"sqlite:///{plane.folder}/headgate.db")
+        try:
+            now = epoch_us()
+            at = now // MINUTE_US * MINUTE_US - MINUTE_US
+            async with database.exclusively() as connection:
+                await what_if.add(connection, [WindowUse(rule, MINUTE_US, limit, at, 0, principals)], now)
+        finally:
+            await database.close()
+
+    ran(note())
+
+
+def test_form_and_yaml_agree_and_a_change_says_what_it_would_have_refused(browsing: Browsing, plane: Plane) -> None:
+    rule = plane.rule(limit=100, window="1m", algorithm="fixed_window", warn_percent=90)
+    used(plane, rule, 100, {1: 80, 2: 70, 3: 5})
+    page = browsing.open("editor")
+    page.goto(f"/rule/edit?id={rule}")
+    yaml, limit, effects = page.locator("#yaml"), page.get_by_label("Limit"), page.locator("#effects")
+    limit.fill("abc")
+    expect(page.locator("#wrong-limit")).to_contain_text("'abc' is not a whole number")
+    expect(page.locator("#problems")).to_contain_text("Line 3, column 8")
+    expect(effects).to_contain_text("once nothing is wrong")
+    limit.fill("60")
+    expect(yaml).to_have_value(
+        f"id: {rule}\nendpoint: /{rule}\nlimit: 60\nwindow: 1m\nalgorithm: fixed_window\nwarn_percent: 90\n"
+    )
+    expect(page.locator("#wrong-limit")).to_be_empty()
+    expect(effects.locator(".added")).to_have_text("+ limit: 60")
+    expect(effects).to_contain_text("30 of 155 units")
+    assert_accessible(page)
+    assert_fits(page)
+    yaml.fill(f"# mine\nid: {rule}\nlimit: 50\nwindow: 1m\nwindw: 1m\n")
+    expect(page.locator("#problems")).to_contain_text("Line 5, column 1: a rule has no 'windw'. Did you mean 'window'?")
+    expect(limit).to_have_value("50")
+    yaml.fill(f"# mine\nid: {rule}\nlimit: 50\nwindow: 1m\nwarn_percent: 80\n")
+    expect(effects.locator(".added")).to_contain_text("limit: 50")
+    expect(yaml).to_have_value(f"# mine\nid: {rule}\nlimit: 50\nwindow: 1m\nwarn_percent: 80\n")
+    page.locator("#reason").fill("March")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator("#saved")).to_contain_text("Saved as revision")
+    assert plane.ask("GET", f"/rules/{rule}").json()["limit"] == 50
+    assert plane.ask("GET", f"/audit?subject={rule}").json()["items"][0]["reason"] == "March"
+
+
+def test_a_new_rule_begins_in_shadow_and_all_works_without_a_script(browsing: Browsing, plane: Plane) -> None:
+    rule = plane.unique("made")
+    page = browsing.open("editor", javascript=False)
+    page.goto("/rule/new")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator("#problems")).to_contain_text("a rule needs 'id'")
+    page.get_by_label("Id").fill(rule)
+    page.get_by_label("Counts by").fill("user + region")
+    yaml = page.get_by_label("YAML")
+    yaml.fill(yaml.input_value() + "\nrefusal_status: 503")  # both sides
+    page.get_by_role("button", name="Preview").click()
+    expect(page.locator("#effects")).to_contain_text("Nothing is known of a new rule")
+    page.get_by_role("button", name="Save in shadow first").click()
+    expect(page.get_by_text("The rule counts, and refuses nobody.")).to_be_visible()
+    body = plane.ask("GET", f"/rules/{rule}").json()
+    assert (body["shadow"], body["dimension"], body["refusal_status"]) == (True, ["user", "region"], 503)
+    page.get_by_label("Percent").select_option("100")
+    page.get_by_role("button", name="Enforce for").click()
+    expect(page.get_by_text("enforced", exact=True)).to_be_visible()
+    page.goto("/rule/new")
+    page.get_by_label("Id").fill(rule)  # which exists
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator("#notices")).to_contain_text("There is a rule of this id already")
+    assert plane.ask("GET", f"/rules/{rule}").json()["version"] == 2
+
+
+def test_of_two_who_edit_one_rule_neither_loses_anything(browsing: Browsing, plane: Plane) -> None:
+    rule = plane.rule(name="before", limit=10)
+    one, two = browsing.open("editor"), browsing.open("admin")
+    for page in (one, two):
+        page.goto(f"/rule/edit?id={rule}")
+    one.get_by_label("Limit").fill("11")
+    one.get_by_label("Methods").fill("GET")
+    save(one)
+    expect(one.locator("#saved")).to_contain_text("Saved")
+    two.get_by_label("Name").fill("after")
+    two.get_by_label("Limit").fill("12")
+    two.get_by_role("button", name="Save", exact=True).click()
+    notices = two.locator("#notices")
+    expect(notices).to_contain_text("Somebody else has changed this rule meanwhile")
+    expect(notices.locator(".added").first).to_be_visible()
+    expect(two.get_by_label("Methods")).to_have_value("GET")
+    expect(two.get_by_label("Limit")).to_have_value("12")
+    two.get_by_label("Limit").fill("13")
+    save(two)
+    expect(two.locator("#saved")).to_contain_text("Saved")
+    body = plane.ask("GET", f"/rules/{rule}").json()
+    assert (body["name"], body["limit"], body["methods"]) == ("after", 13, ["GET"])
+
+
+def save(page: Page) -> None:
+    expect(page.locator("#effects .added").first).to_be_visible()
+    page.get_by_role("button", name="Save", exact=True).click()
+
+
+def test_a_deletion_names_what_depends_on_it_and_can_be_rolled_back(browsing: Browsing, plane: Plane) -> None:
+    rule, user = plane.rule(), plane.unique("ada")
+    other = plane.rule(replaces=[rule])
+    plane.ask("POST", f"/users/{user}/override", {"rule_id": rule, "limit": 7})
+    page = browsing.open("editor")
+    page.goto(f"/rule/delete?id={rule}")
+    expect(page.locator("main")).to_contain_text(f"1 rule replaces it: {other}")
+    plane.ask("DELETE", f"/rules/{other}")
+    page.reload()
+    expect(page.locator("main li")).to_have_text(f"the overrides of 1 user: {user}")
+    assert_accessible(page)
+    assert_fits(page)
+    page.get_by_role("button", name=f"Delete {rule}").click()
+    expect(page.locator("main")).to_contain_text("This rule was deleted")
+    page.locator("summary", has_text="Version 1").click()
+    page.get_by_role("button", name="Roll back to version 1").click()
+    expect(page.get_by_role("link", name="Edit")).to_be_visible()
+    assert plane.ask("GET", f"/rules/{rule}").json()["limit"] == 5
+
+
+def test_viewers_neither_open_nor_send_an_editor(browsing: Browsing, plane: Plane) -> None:
+    rule = plane.rule()
+    page = browsing.open("viewer")
+    page.goto(f"/rule?id={rule}")
+    expect(page.get_by_role("link", name="Edit")).to_have_count(0)
+    token = page.locator("header [name=csrf]").get_attribute("value") or ""
+    body = {"id": rule, "limit": 1, "window": "1h"}
+    form: Fields = {"csrf": token, "id": rule, "base": json.dumps(body), "yaml": json.dumps(body), "version": "1"}
+    for path in ("preview", "edit", "delete"):
+        assert page.request.post(f"/rule/{path}?id={rule}", form={**form, "opened": "1"}).status == 403, path
+    for path in (f"edit?id={rule}", f"delete?id={rule}", "new"):
+        assert page.request.get(f"/rule/{path}").status == 403, path
+    assert plane.ask("GET", f"/rules/{rule}").json()["version"] == 1
+
+
+BASE = {"id": "a", "limit": 5, "window": "1m", "replicas": 1, "when": {"region": "eu"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "yaml", "body"),
+    [
+        ({}, BASE, BASE),
+        ({"limit": "6"}, BASE, {**BASE, "limit": 6}),
+        ({"limit": "6"}, {**BASE, "limit": 7, "burst": 1}, {**BASE, "limit": 6, "burst": 1}),
+        ({"when": "region=us\ntier = 1"}, BASE, {**BASE, "when": {"region": "us", "tier": "1"}}),
+        ({"when": ""}, BASE, {name: value for name, value in BASE.items() if name != "when"}),
+        ({"methods": "GET, POST  PUT"}, BASE, {**BASE, "methods": ["GET", "POST", "PUT"]}),
+        ({"shadow": "true", "name": "12"}, BASE, {**BASE, "shadow": True, "name": "12"}),
+    ],
+)
+def test_what_was_typed_on_either_side_is_on_both(
+    fields: dict[str, str], yaml: dict[str, object], body: dict[str, object]
+) -> None:
+    shown = {f"f.{name}": text for name, text in (drafts.fields_of(BASE) | fields).items()}
+    draft = drafts.read({"base": json.dumps(BASE), "yaml": drafts.data_to_yaml(yaml), **shown}, "a")
+    assert (draft.body, draft.problems) == (body, ())
+    assert draft.fields == drafts.fields_of(body)
+
+
+def test_while_yaml_cannot_be_read_fields_wait_with_what_was_typed() -> None:
+    form = {"base": json.dumps(BASE), "yaml": "id: a\n  limit: [", "f.limit": "6"}
+    draft = drafts.read(form, "a")
+    assert (draft.text, draft.fields["limit"], draft.problems[0].line) == (form["yaml"], "6", 2)
+    mended = drafts.read({**form, "base": drafts.base_of(draft), "yaml": "{id: b, limit: 5, window: 1m}"}, "a")
+    assert mended.fields["limit"] == "6"
+    assert [each.path for each in mended.problems] == ["id"]
+
+
+def test_rules_in_a_file_are_shown_and_not_changed() -> None:
+    async def ask() -> list[httpx.Response]:
+        engine = AsyncEngine(from_data({"version": 1, "rules": [{"id": "a", "limit": 5, "window": "1m"}]}))
+        rules = FileRules("rules.yaml", lambda: engine.policy.ruleset, lambda: 1)
+        app = application(AdminService(rules, engine, AdminKeys(None, ADMIN_KEY)))
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://admin", headers=headers
+        ) as one:
+            found = [await one.get(path) for path in ("/rules", "/rule?id=a", "/rule/edit?id=a", "/rule/new")]
+        await engine.close()
+        return found
+
+    table, rule, *editors = ran(ask())
+    assert table.status_code == rule.status_code == 200
+    assert "These rules are in a file" in rule.text
+    assert "/rule/edit" not in rule.text
+    assert [each.status_code for each in editors] == [409, 409]
+    assert "rules.yaml" in editors[0].text
