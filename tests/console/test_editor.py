@@ -22,6 +22,7 @@ from headgate.admin.service import AdminService
 from headgate.admin.tables import epoch_us
 from headgate.engine import AsyncEngine
 from headgate.observe.principal_use import MINUTE_US, WindowUse
+from headgate.policy.dumping import data_to_yaml
 from headgate.policy.loading import from_data
 from tests.console.browsing import Browsing, assert_accessible, assert_fits
 from tests.console.planes import ADMIN_KEY, Plane
@@ -193,7 +194,7 @@ def test_what_was_typed_on_either_side_is_on_both(
     fields: dict[str, str], yaml: dict[str, object], body: dict[str, object]
 ) -> None:
     shown = {f"f.{name}": text for name, text in (drafts.fields_of(BASE) | fields).items()}
-    draft = drafts.read({"base": json.dumps(BASE), "yaml": drafts.data_to_yaml(yaml), **shown}, "a")
+    draft = drafts.read({"base": json.dumps(BASE), "yaml": data_to_yaml(yaml), **shown}, "a")
     assert (draft.body, draft.problems) == (body, ())
     assert draft.fields == drafts.fields_of(body)
 
