@@ -8,25 +8,14 @@ from hypothesis import strategies as st
 
 from headgate.core.algorithms import Algorithm, State, void_at
 from headgate.core.quota import Quota
+from tests.core.test_buckets import SECOND, START, Row, play
 
-SECOND = 1_000_000
 WINDOW = 10 * SECOND
-START = 1_750_000_000 * SECOND
-Row = tuple[int, int, bool, int, int, int]
 Past = tuple[tuple[int, int], ...]
 
 
 def log(limit: int, window_us: int = WINDOW) -> Quota:
     return Quota(limit, window_us, algorithm=Algorithm.SLIDING_WINDOW_LOG)
-
-
-def play(quota: Quota, rows: list[Row], state: State = None) -> State:
-    """Step through `rows`, with times relative to START, and return the last state."""
-    for row in rows:
-        time, cost, *_ = row
-        state, said = quota.step(state, cost, START + time)
-        assert row == (time, cost, said.allowed, said.remaining, said.retry_after_us, said.reset_after_us)
-    return state
 
 
 def filled(quota: Quota, *times: int) -> State:

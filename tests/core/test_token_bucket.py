@@ -1,180 +1,21 @@
-"""Token bucket, by hand: each row is (time, cost, allowed, remaining, retry_after, reset_after) in microseconds."""
+"""What only a token bucket does, by hand; the rows are those of `test_buckets`."""
 
 from __future__ import annotations
 
 import pytest
 
-from headgate.core.algorithms import State, void_at
+from headgate.core.algorithms import void_at
 from headgate.core.numbers import EXACT
 from headgate.core.quota import Quota
+from tests.core.test_buckets import SECOND, START, play
 
-SECOND = 1_000_000
-START = 1_750_000_000 * SECOND
-Row = tuple[int, int, bool, int, int, int]
-
-FIVE = Quota(5, SECOND)  # one token in 200 ms
-SEVEN = Quota(7, SECOND)  # one token in 142857 1/7 us
-TEN = Quota(10, SECOND)
-
-
-def play(quota: Quota, rows: list[Row], state: State = None) -> State:
-    """Step through `rows`, with times relative to START, and return the last state."""
-    for row in rows:
-        time, cost, *_ = row
-        state, said = quota.step(state, cost, START + time)
-        assert row == (time, cost, said.allowed, said.remaining, said.retry_after_us, said.reset_after_us)
-    return state
-
-
-def test_starts_full_and_refills_one_token_at_a_time() -> None:
-    play(
-        FIVE,
-        [
-            (0, 0, True, 5, 0, 0),
-            (0, 1, True, 4, 0, 200_000),
-            (0, 4, True, 0, 0, 1_000_000),
-            (0, 1, False, 0, 200_000, 1_000_000),
-            (199_999, 1, False, 0, 1, 800_001),
-            (200_000, 1, True, 0, 0, 1_000_000),
-            (1_199_999, 0, True, 4, 0, 1),
-            (1_200_000, 0, True, 5, 0, 0),
-            (1_200_000, 5, True, 0, 0, 1_000_000),
-        ],
-    )
-
-
-def test_never_holds_more_than_its_capacity() -> None:
-    play(FIVE, [(0, 5, True, 0, 0, SECOND), (10**15, 0, True, 5, 0, 0), (10**15, 5, True, 0, 0, SECOND)])
-
-
-def test_loses_no_fraction_of_a_token() -> None:
-    """7/s: the k-th token is there at the first microsecond from k/7 s on, and after a second there were exactly 7."""
-    state, _ = SEVEN.step(None, 7, START)
-    for instant in (142_858, 285_715, 428_572, 571_429, 714_286, 857_143, 1_000_000):
-        refused, refusal = SEVEN.step(state, 1, START + instant - 1)
-        assert (refusal.allowed, refusal.retry_after_us) == (False, 1)
-        state, admission = SEVEN.step(refused, 1, START + instant)
-        assert admission.allowed
-
-
-def test_rounds_waiting_times_up_to_whole_microseconds() -> None:
-    play(
-        SEVEN,
-        [
-            (0, 7, True, 0, 0, 1_000_000),
-            (0, 1, False, 0, 142_858, 1_000_000),
-            (142_857, 1, False, 0, 1, 857_143),
-            (142_858, 1, True, 0, 0, 1_000_000),  # 999999 1/7
-            (285_714, 1, False, 0, 1, 857_144),  # 857143 1/7
-            (285_715, 1, True, 0, 0, 1_000_000),  # 999999 2/7
-        ],
-    )
-
-
-def test_several_tokens_a_microsecond() -> None:
-    """5 tokens in 2 us: 3 need 1.2 us, so they are there after 2."""
-    play(
-        Quota(5, 2),
-        [
-            (0, 5, True, 0, 0, 2),
-            (0, 3, False, 0, 2, 2),
-            (1, 3, False, 2, 1, 1),
-            (1, 2, True, 0, 0, 2),  # 4.5 of 5 are used
-            (2, 3, True, 0, 0, 2),  # 2 used, and 3 more
-        ],
-    )
-
-
-def test_burst_adds_to_the_capacity_and_not_to_the_rate() -> None:
-    play(
-        Quota(10, SECOND, burst=20),
-        [
-            (0, 30, True, 0, 0, 3_000_000),
-            (0, 1, False, 0, 100_000, 3_000_000),
-            (1_000_000, 11, False, 10, 100_000, 2_000_000),
-            (1_000_000, 10, True, 0, 0, 3_000_000),
-            (4_000_000, 30, True, 0, 0, 3_000_000),
-        ],
-    )
-
-
-def test_a_capacity_below_the_limit() -> None:
-    play(
-        Quota(10, SECOND, burst=-7),
-        [
-            (0, 0, True, 3, 0, 0),
-            (0, 3, True, 0, 0, 300_000),
-            (0, 1, False, 0, 100_000, 300_000),
-            (99_999, 1, False, 0, 1, 200_001),
-            (100_000, 1, True, 0, 0, 300_000),
-            (400_000, 3, True, 0, 0, 300_000),
-        ],
-    )
-
-
-def test_a_cost_waits_for_all_its_tokens() -> None:
-    play(
-        FIVE,
-        [
-            (0, 3, True, 2, 0, 600_000),
-            (0, 4, False, 2, 400_000, 600_000),
-            (399_999, 4, False, 3, 1, 200_001),
-            (400_000, 4, True, 0, 0, 1_000_000),
-        ],
-    )
-
-
-def test_a_refund_gives_back_at_most_what_is_used() -> None:
-    play(
-        FIVE,
-        [
-            (0, 5, True, 0, 0, 1_000_000),
-            (0, -2, True, 2, 0, 600_000),
-            (100_000, -1, True, 3, 0, 300_000),  # 2.5 were used: 1.5 are
-            (100_000, -9, True, 5, 0, 0),
-            (100_000, 5, True, 0, 0, 1_000_000),
-        ],
-    )
-
-
-def test_a_refund_to_an_unused_key_changes_nothing() -> None:
-    play(FIVE, [(0, -3, True, 5, 0, 0), (0, 5, True, 0, 0, SECOND), (0, 1, False, 0, 200_000, SECOND)])
-
-
-def test_a_look_takes_nothing() -> None:
-    play(FIVE, [(0, 2, True, 3, 0, 400_000), *[(0, 0, True, 3, 0, 400_000)] * 3, (0, 3, True, 0, 0, SECOND)])
-
-
-def test_a_denied_request_returns_the_very_state() -> None:
-    state, _ = FIVE.step(None, 5, START)
-    assert FIVE.step(state, 1, START + 10)[0] is state
+FIVE = Quota(5, SECOND)
 
 
 class TestChangedLimit:
-    """The same state under another limit: what was used stays used, to the fraction."""
-
-    used_8 = TEN.step(None, 8, START)[0]
-
-    def test_raised(self) -> None:
-        play(Quota(20, SECOND), [(0, 0, True, 12, 0, 800_000)], self.used_8)
-
-    @pytest.mark.parametrize(
-        ("limit", "row"),
-        [
-            (20, (250_000, 0, True, 14, 0, 550_000)),
-            (20, (250_000, 14, True, 0, 0, 975_000)),  # an admission: from now on at 20/s
-            (20, (250_000, 15, False, 14, 50_000, 550_000)),
-            (9, (250_000, 4, False, 3, 50_000, 550_000)),
-            (9, (250_000, 3, True, 0, 0, 944_445)),  # 8.5 ninths of a second
-        ],
-    )
-    def test_until_an_admission_the_old_limit_refills(self, limit: int, row: Row) -> None:
-        """After 250 ms at 10/s, 5.5 of the 8 are used."""
-        play(Quota(limit, SECOND), [row], self.used_8)
-
     def test_a_fraction_of_a_token_less_than_the_new_limit_can_count_is_rounded_up(self) -> None:
         """3.99999 of the 8 are used after 400001 us. With one more that is 4.99999 sevenths of a second."""
-        play(Quota(7, SECOND), [(400_001, 1, True, 2, 0, 714_285)], self.used_8)
+        play(Quota(7, SECOND), [(400_001, 1, True, 2, 0, 714_285)], Quota(10, SECOND).step(None, 8, START)[0])
 
     @pytest.mark.parametrize(("then", "limit"), [(10, 1), (1, 10)])
     def test_of_the_largest_capacity_nothing_is_given_back(self, then: int, limit: int) -> None:
@@ -184,50 +25,14 @@ class TestChangedLimit:
         _, said = Quota(limit, SECOND, burst=largest - limit).step(state, 1, START)
         assert (said.allowed, said.remaining) == (False, 0)
 
-    def test_long_after_the_change_nothing_is_used(self) -> None:
-        play(Quota(20, SECOND), [(10**15, 0, True, 20, 0, 0)], self.used_8)
-
-    def test_lowered_below_what_was_used(self) -> None:
-        """It comes back by the limit it was used under, and a refusal changes nothing."""
-        kept = play(Quota(4, SECOND), [(0, 1, False, 0, 500_000, 800_000)], self.used_8)
-        assert kept is self.used_8
-        play(Quota(4, SECOND), [(499_999, 1, False, 0, 1, 300_001), (500_000, 1, True, 0, 0, 1_000_000)], kept)
-
-    def test_a_refund_below_zero_capacity_left_is_still_a_refund(self) -> None:
-        play(Quota(4, SECOND), [(0, -1, True, 0, 0, 700_000), (0, -4, True, 1, 0, 300_000)], self.used_8)
-
-    def test_what_was_charged_under_another_limit_stays(self) -> None:
-        after, _ = Quota(4, SECOND).step(self.used_8, -8, START, START)
-        assert after is self.used_8
-
-    def test_a_lower_burst(self) -> None:
-        state, _ = Quota(10, SECOND, burst=5).step(None, 15, START)
-        play(TEN, [(0, 0, True, 0, 0, 1_500_000), (0, 1, False, 0, 600_000, 1_500_000)], state)
-
-    def test_another_burst(self) -> None:
-        play(Quota(10, SECOND, burst=5), [(0, 0, True, 7, 0, 800_000)], self.used_8)
-
 
 class TestClockFallsBack:
-    """Up to a window behind the state, the clock waits for it; further behind, the state is pulled to the present."""
-
-    full = FIVE.step(None, 5, START)[0]
-
-    @pytest.mark.parametrize("behind", [1, 300_000, 999_999, 1_000_000])
-    def test_by_up_to_a_window(self, behind: int) -> None:
-        state = play(FIVE, [(-behind, 1, False, 0, 200_000 + behind, 1_000_000 + behind)], self.full)
-        play(FIVE, [(199_999, 1, False, 0, 1, 800_001), (200_000, 1, True, 0, 0, 1_000_000)], state)
-
-    def test_by_more_than_a_window(self) -> None:
-        state = play(FIVE, [(-1_000_001, 1, False, 0, 200_000, 1_000_000)], self.full)
-        play(FIVE, [(-800_002, 1, False, 0, 1, 800_001), (-800_001, 1, True, 0, 0, 1_000_000)], state)
-
     def test_what_is_left_can_still_be_taken(self) -> None:
         state = play(FIVE, [(0, 3, True, 2, 0, 600_000), (-300_000, 1, True, 1, 0, 1_100_000)])
         play(FIVE, [(0, 0, True, 1, 0, 800_000)], state)
 
     def test_and_the_limit_changes(self) -> None:
-        play(Quota(10, SECOND), [(-300_000, 6, False, 5, 500_000, 1_300_000)], self.full)
+        play(Quota(10, SECOND), [(-300_000, 6, False, 5, 500_000, 1_300_000)], FIVE.step(None, 5, START)[0])
 
 
 class TestOneOff:
@@ -405,11 +210,3 @@ class TestRefillInSteps:
         assert 0 < refusal.retry_after_us <= 250_000
         assert not self.quota.step(mended, 1, now + refusal.retry_after_us - 1)[1].allowed
         assert self.quota.step(mended, 1, now + refusal.retry_after_us)[1].allowed
-
-
-def test_state_is_four_integers_for_ever() -> None:
-    state: State = None
-    for number in range(1000):
-        state, _ = SEVEN.step(state, number % 3, START + number * 12_345)
-        assert state is not None
-        assert [type(part) for part in state] == [int] * 4

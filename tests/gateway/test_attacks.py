@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socketserver
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from h2.config import H2Configuration
@@ -14,7 +12,7 @@ from h2.events import RequestReceived, StreamEnded, TrailersReceived
 
 from headgate.web.apikey import digest
 from tests.gateway.gateways import SECONDS, Gateway, gateway, minimal
-from tests.server.hostile import Upstream, hostile, hostile_over_http2, post, sent, sent_over_http2, upstream
+from tests.server.hostile import Upstream, hostile, hostile_over_http2, post, sent, sent_over_http2, serving, upstream
 from tests.server.wire.http2.conversation import unchecked
 from tests.servers import until
 
@@ -71,21 +69,9 @@ class _Calls(socketserver.BaseRequestHandler):
                     connection.send_headers(event.stream_id, [(":status", "200")], end_stream=True)
 
 
-@contextmanager
-def calls() -> Iterator[Calls]:
-    with Calls() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.fixture(scope="module")
 def services() -> Iterator[tuple[Upstream, Calls]]:
-    with upstream() as behind, calls() as called:
+    with upstream() as behind, serving(Calls()) as called:
         yield behind, called
 
 

@@ -9,13 +9,15 @@ import socket
 import socketserver
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
 
 import hpack
 
 from headgate.server.wire.http2 import frames
 from tests.server.wire.http2.conversation import GREETING, Frame, split, unchecked
 
+ServerT = TypeVar("ServerT", bound=socketserver.BaseServer)
 PATIENCE = 60.0
 """Seconds that an answer may take; a proxy that waits for more of a request gives none, which fails."""
 
@@ -61,9 +63,9 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 @contextmanager
-def upstream() -> Iterator[Upstream]:
-    """Serve behind a proxy for the length of a with block."""
-    with Upstream() as server:
+def serving(server: ServerT) -> Iterator[ServerT]:
+    """Let a server serve for the length of a with block."""
+    with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
@@ -71,6 +73,11 @@ def upstream() -> Iterator[Upstream]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def upstream() -> AbstractContextManager[Upstream]:
+    """Serve behind a proxy for the length of a with block."""
+    return serving(Upstream())
 
 
 def sent(port: int, data: bytes) -> bytes:

@@ -1,0 +1,238 @@
+"""What all buckets have in common, by hand: rows are (time, cost, allowed, remaining, retry_after, reset_after), in us.
+
+What only one of them does is in `test_token_bucket`, `test_leaky_bucket` and `test_gcra`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import pytest
+
+from headgate.core.algorithms import Algorithm, State
+from headgate.core.quota import Quota
+
+SECOND = 1_000_000
+START = 1_750_000_000 * SECOND
+BUCKETS = [algorithm for algorithm in Algorithm if algorithm.is_bucket]
+Row = tuple[int, int, bool, int, int, int]
+
+
+class Bucket(Protocol):
+    def __call__(self, limit: int, window_us: int = SECOND, burst: int = 0) -> Quota: ...
+
+
+def play(quota: Quota, rows: list[Row], state: State = None) -> State:
+    """Step through `rows`, with times relative to START, and return the last state."""
+    for row in rows:
+        time, cost, *_ = row
+        state, said = quota.step(state, cost, START + time)
+        assert row == (time, cost, said.allowed, said.remaining, said.retry_after_us, said.reset_after_us)
+    return state
+
+
+@pytest.fixture(params=BUCKETS)
+def bucket(request: pytest.FixtureRequest) -> Bucket:
+    def bucket(limit: int, window_us: int = SECOND, burst: int = 0) -> Quota:
+        return Quota(limit, window_us, burst=burst, algorithm=request.param)
+
+    return bucket
+
+
+class TestOneLimit:
+    @pytest.fixture
+    def five(self, bucket: Bucket) -> Quota:
+        """A unit in 200 ms."""
+        return bucket(5)
+
+    @pytest.fixture
+    def seven(self, bucket: Bucket) -> Quota:
+        """A unit in 142857 1/7 us."""
+        return bucket(7)
+
+    def test_starts_full_and_refills_one_unit_at_a_time(self, five: Quota) -> None:
+        play(
+            five,
+            [
+                (0, 0, True, 5, 0, 0),
+                (0, 1, True, 4, 0, 200_000),
+                (0, 4, True, 0, 0, 1_000_000),
+                (0, 1, False, 0, 200_000, 1_000_000),
+                (199_999, 1, False, 0, 1, 800_001),
+                (200_000, 1, True, 0, 0, 1_000_000),
+                (1_199_999, 0, True, 4, 0, 1),
+                (1_200_000, 0, True, 5, 0, 0),
+                (1_200_000, 5, True, 0, 0, 1_000_000),
+            ],
+        )
+
+    def test_never_holds_more_than_its_capacity(self, five: Quota, seven: Quota) -> None:
+        for quota, full in ((five, 5), (seven, 7)):
+            rows = [(0, full, True, 0, 0, SECOND), (10**15, 0, True, full, 0, 0), (10**15, full, True, 0, 0, SECOND)]
+            play(quota, rows)
+
+    def test_loses_no_fraction_of_a_unit(self, seven: Quota) -> None:
+        """The k-th unit is there at the first microsecond from k/7 s on, and after a second there were exactly 7."""
+        state, _ = seven.step(None, 7, START)
+        for instant in (142_858, 285_715, 428_572, 571_429, 714_286, 857_143, 1_000_000):
+            refused, refusal = seven.step(state, 1, START + instant - 1)
+            assert (refusal.allowed, refusal.retry_after_us) == (False, 1)
+            state, admission = seven.step(refused, 1, START + instant)
+            assert admission.allowed
+
+    def test_rounds_waiting_times_up_to_whole_microseconds(self, seven: Quota) -> None:
+        rows = [
+            (0, 7, True, 0, 0, 1_000_000),
+            (0, 1, False, 0, 142_858, 1_000_000),
+            (0, 3, False, 0, 428_572, 1_000_000),
+            (142_857, 1, False, 0, 1, 857_143),
+            (142_858, 1, True, 0, 0, 1_000_000),  # 999999 1/7
+            (285_714, 1, False, 0, 1, 857_144),  # 857143 1/7
+        ]
+        play(seven, [*rows, (285_715, 1, True, 0, 0, 1_000_000)])  # 999999 2/7
+        play(seven, [*rows, (285_714, -6, True, 6, 0, 1), (285_715, 0, True, 7, 0, 0)])  # 1/7 us
+
+    def test_several_units_a_microsecond(self, bucket: Bucket) -> None:
+        """5 units in 2 us: 3 need 1.2 us, so they are there after 2."""
+        play(
+            bucket(5, 2),
+            [
+                (0, 5, True, 0, 0, 2),
+                (0, 3, False, 0, 2, 2),
+                (1, 3, False, 2, 1, 1),
+                (1, 2, True, 0, 0, 2),  # 4.5 of 5 are used
+                (2, 3, True, 0, 0, 2),  # 2 used, and 3 more
+            ],
+        )
+
+    def test_burst_adds_to_the_capacity_and_not_to_the_rate(self, bucket: Bucket) -> None:
+        play(
+            bucket(10, burst=20),
+            [
+                (0, 30, True, 0, 0, 3_000_000),
+                (0, 1, False, 0, 100_000, 3_000_000),
+                (1_000_000, 11, False, 10, 100_000, 2_000_000),
+                (1_000_000, 10, True, 0, 0, 3_000_000),
+                (4_000_000, 30, True, 0, 0, 3_000_000),
+            ],
+        )
+
+    def test_a_capacity_below_the_limit(self, bucket: Bucket) -> None:
+        play(
+            bucket(10, burst=-7),
+            [
+                (0, 0, True, 3, 0, 0),
+                (0, 3, True, 0, 0, 300_000),
+                (0, 1, False, 0, 100_000, 300_000),
+                (99_999, 1, False, 0, 1, 200_001),
+                (100_000, 1, True, 0, 0, 300_000),
+                (400_000, 3, True, 0, 0, 300_000),
+            ],
+        )
+
+    def test_a_cost_waits_for_all_its_units(self, five: Quota) -> None:
+        play(
+            five,
+            [
+                (0, 3, True, 2, 0, 600_000),
+                (0, 4, False, 2, 400_000, 600_000),
+                (399_999, 4, False, 3, 1, 200_001),
+                (400_000, 4, True, 0, 0, 1_000_000),
+            ],
+        )
+
+    def test_a_refund_gives_back_at_most_what_is_used(self, five: Quota) -> None:
+        play(
+            five,
+            [
+                (0, -3, True, 5, 0, 0),
+                (0, 5, True, 0, 0, 1_000_000),
+                (0, 1, False, 0, 200_000, 1_000_000),
+                (0, -2, True, 2, 0, 600_000),
+                (100_000, -1, True, 3, 0, 300_000),  # 2.5 were used: 1.5 are
+                (100_000, -9, True, 5, 0, 0),
+                (100_000, 5, True, 0, 0, 1_000_000),
+            ],
+        )
+
+    def test_a_look_takes_nothing(self, five: Quota) -> None:
+        play(five, [(0, 2, True, 3, 0, 400_000), *[(0, 0, True, 3, 0, 400_000)] * 3, (0, 3, True, 0, 0, SECOND)])
+
+    def test_a_denied_request_returns_the_very_state(self, five: Quota) -> None:
+        state, _ = five.step(None, 5, START)
+        assert five.step(state, 1, START + 10)[0] is state
+
+    def test_a_state_is_integers_for_ever(self, seven: Quota) -> None:
+        state: State = None
+        for number in range(1000):
+            state, _ = seven.step(state, number % 3, START + number * 12_345)
+            assert state is not None
+            assert {type(part) for part in state} == {int}
+
+
+class TestChangedLimit:
+    """The same state under another limit: what was used stays used, to the fraction."""
+
+    @pytest.fixture
+    def used_8(self, bucket: Bucket) -> State:
+        """The state of 10 a second of which 8 are used."""
+        return bucket(10).step(None, 8, START)[0]
+
+    @pytest.mark.parametrize(
+        ("limit", "row"),
+        [
+            (20, (0, 0, True, 12, 0, 800_000)),
+            (20, (250_000, 0, True, 14, 0, 550_000)),  # until an admission the old limit refills: 5.5 were used
+            (20, (250_000, 14, True, 0, 0, 975_000)),  # an admission: from now on at 20/s
+            (20, (250_000, 15, False, 14, 50_000, 550_000)),
+            (9, (250_000, 4, False, 3, 50_000, 550_000)),
+            (9, (250_000, 3, True, 0, 0, 944_445)),  # 8.5 ninths of a second
+            (7, (1, 1, False, 0, 199_999, 799_999)),  # 7.99999 were used
+            (20, (10**15, 0, True, 20, 0, 0)),
+            (9, (0, 0, True, 1, 0, 800_000)),
+        ],
+    )
+    def test_raised_or_lowered(self, bucket: Bucket, used_8: State, limit: int, row: Row) -> None:
+        play(bucket(limit), [row], used_8)
+
+    def test_lowered_below_what_was_used(self, bucket: Bucket, used_8: State) -> None:
+        """It comes back by the limit it was used under, and a refusal changes nothing."""
+        kept = play(bucket(4), [(0, 1, False, 0, 500_000, 800_000)], used_8)
+        assert kept is used_8
+        play(bucket(4), [(499_999, 1, False, 0, 1, 300_001), (500_000, 1, True, 0, 0, 1_000_000)], kept)
+
+    def test_a_refund_while_more_is_used_than_the_capacity(self, bucket: Bucket, used_8: State) -> None:
+        play(bucket(4), [(0, -1, True, 0, 0, 700_000), (0, -4, True, 1, 0, 300_000)], used_8)
+
+    def test_what_was_charged_under_another_limit_stays(self, bucket: Bucket, used_8: State) -> None:
+        after, _ = bucket(4).step(used_8, -8, START, START)
+        assert after is used_8
+
+    def test_another_burst(self, bucket: Bucket, used_8: State) -> None:
+        play(bucket(10, burst=5), [(0, 0, True, 7, 0, 800_000)], used_8)
+        state, _ = bucket(10, burst=5).step(None, 15, START)
+        play(bucket(10), [(0, 0, True, 0, 0, 1_500_000), (0, 1, False, 0, 600_000, 1_500_000)], state)
+
+
+class TestClockFallsBack:
+    """Up to a window behind the state, the clock waits for it; further behind, the state is pulled to the present."""
+
+    @pytest.mark.parametrize(("limit", "unit"), [(5, 200_000), (7, 142_858)])
+    @pytest.mark.parametrize("behind", [1, 300_000, 999_999, 1_000_000])
+    def test_by_up_to_a_window(self, bucket: Bucket, behind: int, limit: int, unit: int) -> None:
+        quota = bucket(limit)
+        full, _ = quota.step(None, limit, START)
+        state = play(quota, [(-behind, 1, False, 0, unit + behind, 1_000_000 + behind)], full)
+        play(quota, [(unit - 1, 1, False, 0, 1, 1_000_001 - unit), (unit, 1, True, 0, 0, 1_000_000)], state)
+
+    @pytest.mark.parametrize(("limit", "unit"), [(5, 200_000), (7, 142_858)])
+    def test_by_more_than_a_window(self, bucket: Bucket, limit: int, unit: int) -> None:
+        quota, early = bucket(limit), -1_000_001
+        full, _ = quota.step(None, limit, START)
+        mended = play(quota, [(early, 1, False, 0, unit, 1_000_000)], full)
+        assert mended != full
+        play(quota, [(early + unit - 1, 1, False, 0, 1, 1_000_001 - unit)], mended)
+        play(quota, [(early + unit, 1, True, 0, 0, 1_000_000)], mended)
+
+    def test_nothing_left_is_not_less_than_nothing(self, bucket: Bucket) -> None:
+        play(bucket(5), [(0, 5, True, 0, 0, SECOND), (-1, 0, True, 0, 0, 1_000_001)])
