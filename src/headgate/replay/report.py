@@ -190,9 +190,9 @@ class _Page:
             open="" if is_open else None,
         )
 
-    def _refused(self, refused: RefusedSummary, of: str = "") -> Html:
+    def _refused(self, refused: RefusedSummary, of: str = "", title: str = "Refused most often") -> Html:
         """Return who was refused, and what first."""
-        head = element("tr", element("th", "Refused most often"), element("th", "Requests", class_="number"))
+        head = element("tr", element("th", title), element("th", "Requests", class_="number"))
         least = "" if refused.top_exact else "at least "
         rows = [
             element(
@@ -206,14 +206,12 @@ class _Page:
         facts: list[tuple[str, str]] = [("Who", of)] if of else []
         if refused.first is not None:
             first = refused.first
-            facts += [("First", f"{readable(first.at)} UTC"), ("Caller", first.principal)]
+            facts += [("First" if of else "When", f"{readable(first.at)} UTC"), ("Caller", first.principal)]
             facts += [("Request", f"{first.method} {first.path}")]
             facts += [("Agent", first.agent)] if first.agent else []
         if facts:
             listed = [(element("dt", name), element("dd", value)) for name, value in facts]
-            parts.append(
-                element("div", element("h3", "First refusal" if not of else "In short"), element("dl", *listed))
-            )
+            parts.append(element("div", element("h3", "In short" if of else "First of them"), element("dl", *listed)))
         return element("div", parts, class_="columns")
 
     def _comparison(self, changes: ComparisonSummary) -> list[Html]:
@@ -239,12 +237,15 @@ class _Page:
                 charts += [_legend((kind, title)), self._chart([(kind, counts)], "low")]
         if charts:
             parts.append(element("section", charts, class_="card"))
-        for title, by_rule in (("Newly refused by", changes.refused_by), ("No longer refused by", changes.admitted_by)):
+        for title, who, by_rule in (
+            ("Newly refused by", "Newly refused most often", changes.refused_by),
+            ("No longer refused by", "Newly admitted most often", changes.admitted_by),
+        ):
             for rule, refused in [*by_rule.items()][:MOST_RULES]:
                 count = f"{counted(refused.count, 'request')} of {counted(refused.principals, 'principal')}"
                 name = rule if rule == DENY_LIST else f"rule {rule}"
                 heading = element("h3", f"{title} {name}: {count}")
-                parts.append(element("section", heading, self._refused(refused), class_="card"))
+                parts.append(element("section", heading, self._refused(refused, title=who), class_="card"))
         return parts
 
     def _notes(self) -> Html | None:
