@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import expect
 
-from headgate.admin.console.charts import Series, of_usage, stacked
+from headgate.admin.console.charts import Series, of_series, stacked
 from tests.console.browsing import Browsing, assert_accessible, assert_fits
 from tests.console.planes import Plane
 
@@ -77,11 +77,8 @@ def test_viewers_change_nothing(browsing: Browsing, plane: Plane) -> None:
 
 def test_a_chart_has_round_marks_and_says_when() -> None:
     hours = [3_600_000_000 * number for number in range(24)]
-    rows = [
-        {"at": "1970-01-01T01:00:00Z", "outcome": outcome, "count": count}
-        for outcome, count in (("allowed", 130), ("denied", 20), ("shadow_denied", 5), ("degraded", 150))
-    ]
-    chart = of_usage(rows, hours)
+    point = {"allowed": 130, "denied": 20, "shadow_allowed": 0, "shadow_denied": 5, "degraded": 150}
+    chart = of_series([{"at": "1970-01-01T01:00:00Z", **point}], hours)
     assert [each.name for each in chart.series] == ["Allowed", "Refused", "Would be refused, in shadow"]
     assert chart.marks == ["200", "100", "0"]
     assert chart.times == ["00:00", "06:00", "12:00", "18:00", "00:00"]

@@ -217,14 +217,6 @@ async def _total(connection: AsyncConnection, table: Table) -> int:
     return (await connection.execute(select(func.count()).select_from(table))).scalar_one()
 
 
-async def most_refused(connection: AsyncConnection, rule: str, since: int, limit: int) -> list[tuple[str, int]]:
-    """Return whom a rule has refused most since an hour, as logs show them, and how often."""
-    hours, count = refusal_hours.c, sum_of(refusal_hours.c["count"])
-    of_rule = select(hours.principal, count).where(hours.rule_id == rule, hours.at >= since - since % _HOUR_US)
-    found = of_rule.group_by(hours.principal).order_by(count.desc(), hours.principal).limit(limit)
-    return [(principal, refused) for principal, refused in await connection.execute(found)]
-
-
 async def page(
     connection: AsyncConnection, filters: Filters, step: str, offset: int, limit: int
 ) -> tuple[list[dict[str, Any]], int]:

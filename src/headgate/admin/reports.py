@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headgate.admin import audit, refusals, usage
+from headgate.admin import audit, usage
 from headgate.admin.database import Database
 from headgate.admin.follower import ARRIVAL_EVERY, NodeStatus, nodes_of
 from headgate.admin.live import LiveFigures
@@ -103,12 +103,10 @@ class Reports:
     async def principals(self, rule: str, limit: int = 10) -> dict[str, Any]:
         """Return who asks a rule most and is refused most at present, and whom it refused most in the last day."""
         fleet = overview(await self._live.fleet())
-        async with kept(self._database).reading() as connection:
-            refused = await refusals.most_refused(connection, rule, epoch_us() - DAY_US, limit)
         return {
             "hot": [each for each in fleet["hot_keys"] if each["rule_id"] == rule][:limit],
             "refused_now": [each for each in fleet["refused_keys"] if each["rule_id"] == rule][:limit],
-            "refused_last_day": [{"principal": principal, "count": count} for principal, count in refused],
+            "refused_last_day": await self._refusals.most_refused(epoch_us() - DAY_US, limit, rule),
         }
 
     async def refusals(self, filters: Mapping[str, Any], step: str, offset: int, limit: int) -> ResultPage:
@@ -123,9 +121,9 @@ class Reports:
             items.append({**item, "at": moment_text(row["at"])})
         return ResultPage.of(items, total, offset + limit)
 
-    async def most_refused(self, since: int, most: int, rule_id: str | None = None) -> list[dict[str, Any]]:
-        """Return who was refused most by which rule, or by one, since an hour, and what that rule counts by."""
-        return [self._counting(each) for each in await self._refusals.most_refused(since, most, rule_id)]
+    async def most_refused(self, since: int, most: int) -> list[dict[str, Any]]:
+        """Return who was refused most by which rule since an hour, `count` times, and what that rule counts by."""
+        return [self._counting(each) for each in await self._refusals.most_refused(since, most)]
 
     def hot(self) -> list[dict[str, Any]]:
         """Return who is decided about most now, by which rule, how often per second, and what that rule counts by."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import floor, log10
@@ -92,18 +91,27 @@ def _marked(moments: Sequence[datetime]) -> list[str]:
     return [f"{moments[0] + span * place / (_LABELS - 1):{written}}" for place in range(_LABELS)]
 
 
-def of_usage(rows: Iterable[Mapping[str, Any]], times: Sequence[int]) -> Chart:
-    """Return the chart of what rules decided, from rows of `Reports.usage`, in steps that begin at these moments."""
-    counts: dict[tuple[str, int], int] = Counter()
-    for row in rows:
-        at = round(datetime.fromisoformat(row["at"]).timestamp() * 1_000_000)
-        counts[row["outcome"], at] += row["count"]
-    sums = {outcome: [counts[outcome, at] for at in times] for outcome in OUTCOMES}
-    allowed = [sum(both) for both in zip(sums[ALLOWED], sums[SHADOW_ALLOWED], strict=True)]
-    series = [Series("Allowed", "accent", allowed), Series("Refused", "bad", sums[DENIED])]
-    if any(sums[SHADOW_DENIED]):
-        series.append(Series("Would be refused, in shadow", "shadow", sums[SHADOW_DENIED]))
+def of_series(points: Iterable[Mapping[str, Any]], times: Sequence[int]) -> Chart:
+    """Return the chart of what a rule decided, from its points in `Reports.series`, in steps that begin at moments."""
+    values = {outcome: _by_step(points, [outcome], times) for outcome in OUTCOMES}
+    allowed = [sum(both) for both in zip(values[ALLOWED], values[SHADOW_ALLOWED], strict=True)]
+    series = [Series("Allowed", "accent", allowed), Series("Refused", "bad", values[DENIED])]
+    if any(values[SHADOW_DENIED]):
+        series.append(Series("Would be refused, in shadow", "shadow", values[SHADOW_DENIED]))
     return stacked(times, series)
+
+
+def sums(points: Iterable[Mapping[str, Any]], times: Sequence[int]) -> list[int]:
+    """Return how often a rule decided in steps that begin at moments."""
+    return _by_step(points, (ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED), times)
+
+
+def _by_step(points: Iterable[Mapping[str, Any]], outcomes: Iterable[str], times: Sequence[int]) -> list[int]:
+    found = {
+        round(datetime.fromisoformat(each["at"]).timestamp() * 1_000_000): sum(each[name] for name in outcomes)
+        for each in points
+    }
+    return [found.get(at, 0) for at in times]
 
 
 def _above(value: float) -> float:

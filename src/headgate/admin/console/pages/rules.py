@@ -25,6 +25,7 @@ from headgate.policy.loading import change_from_data, rule_from_data
 
 RuleId = Annotated[str, QueryParameter(name="id", min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
 _Text = Annotated[str, QueryParameter(max_length=200, pattern=r"^[^\x00]*$")]
+_SPARK_US = 5 * MINUTE_US
 _ROWS, _NAMED, _LAST, _VERSIONS = 50, 8, 12, 10
 STATES: Mapping[str, Mapping[str, bool]] = {
     "": {},
@@ -32,7 +33,7 @@ STATES: Mapping[str, Mapping[str, bool]] = {
     "shadow": {"enabled": True, "shadow": True},
     "off": {"enabled": False},
 }
-_SPANS = {"hour": (HOUR_US, MINUTE_US), "day": (DAY_US, HOUR_US), "week": (7 * DAY_US, HOUR_US)}
+_SPANS = {"hour": (HOUR_US, MINUTE_US), "day": (DAY_US, 15 * MINUTE_US), "week": (7 * DAY_US, 2 * HOUR_US)}
 """What charts show: how long, and in which steps."""
 PERCENTS = (1, 5, 10, 25, 50, 100)
 PATIENCE = 1.0
@@ -55,8 +56,16 @@ async def rules(
     filters |= {"tier": tier} if tier else {}
     found = await admin.page(ObjectKind.RULE, filters, "position", offset, _ROWS)
     listed = [rule_from_data(body) for body in found.items]
+    lately: dict[str, list[int]] = {}
+    totals: dict[str, dict[str, int]] = {}
+    if not isinstance(admin.rules, FileRules):
+        series = await admin.reports.series([each.id for each in listed], None, _SPARK_US // 1_000_000)
+        times = range((epoch_us() - HOUR_US) // _SPARK_US * _SPARK_US, epoch_us(), _SPARK_US)
+        lately = {name: charts.sums(points, times) for name, points in series["rules"].items()}
+        totals = series["totals"]
     given = {"q": q, "tier": tier, "only": only if only in STATES else ""}
     known: dict[str, Any] = {"rules": listed, "total": found.total, "offset": offset, "rows": _ROWS, "words": words}
+    known |= {"lately": lately, "totals": totals}
     return page(request, "rules.html", given=given, is_file=isinstance(admin.rules, FileRules), **known)
 
 
@@ -101,7 +110,9 @@ async def rule_page(
         "offset": offset,
         "rows": _VERSIONS,
         "total": len(versions),
-        "saved": await _saved(admin, saved, is_live="x-live" in request.headers),
+        "saved": await _saved(admin, saved, is_live="x-live" in request.headers)
+        if saved in {each.revision for each in versions}
+        else None,
         "error": error,
         "next_percent": _next_percent(stored),
         "span": span if span in _SPANS else "day",
@@ -124,16 +135,14 @@ async def _decided(admin: AdminService, rule_id: str, span: str) -> dict[str, An
     refused = await admin.reports.refusals({"rule_id": rule_id}, "each", 0, _LAST)
     found: dict[str, Any] = {
         "refusals": refused.items,
-        "most_refused": await admin.reports.most_refused(now - DAY_US, _NAMED, rule_id),
-        "hot": [each for each in admin.reports.hot() if each["rule_id"] == rule_id][:_NAMED],
+        "principals": await admin.reports.principals(rule_id, _NAMED),
         "chart": None,
     }
     if not isinstance(admin.rules, FileRules):
         length, step = _SPANS[span]
         since = (now - length) // step * step + step
-        filters = {"rule_id": rule_id, "since": since}
-        counted = await admin.reports.usage(filters, "minute" if step == MINUTE_US else "hour", 0, 1000)
-        found["chart"] = charts.of_usage(counted.items, range(since, now, step))
+        series = await admin.reports.series([rule_id], since, step // 1_000_000)
+        found["chart"] = charts.of_series(series["rules"][rule_id], range(since, now, step))
     return found
 
 
@@ -150,14 +159,10 @@ async def _in_tiers(admin: AdminService, rule_id: str, known: dict[str, Any]) ->
 
 async def _saved(admin: AdminService, number: int, *, is_live: bool) -> dict[str, Any] | None:
     """Return a revision that was just made, and the nodes that do not run it yet; None if there is no such."""
-    if not number:
-        return None
     with suppress(UnknownObject):
         found = await admin.changes.revision(number, 0, 1)
+        await admin.reports.behind(0 if is_live else PATIENCE)
         nodes = (await admin.reports.nodes())["items"]
-        if all(node["revision"] < number for node in nodes) or not is_live:
-            await admin.reports.behind(0 if is_live else PATIENCE)
-            nodes = (await admin.reports.nodes())["items"]
         return {**found, "nodes": len(nodes), "late": [node for node in nodes if node["revision"] < number]}
     return None
 

@@ -60,7 +60,7 @@ function preview(form) {
       const focused = document.activeElement;
       targets.forEach((each) => {
         const fresh = page.getElementById(each.id);
-        if (fresh) each.replaceWith(fresh);
+        if (fresh) each.replaceWith(fresh); else each.classList.remove("stale");
       });
       if (!focused.isConnected && focused.id) document.getElementById(focused.id)?.focus();
       const marked = typed.id && page.getElementById(typed.id);
