@@ -25,8 +25,10 @@ from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
 from headgate.admin.follower import Follower
+from headgate.admin.live import LiveFigures
 from headgate.admin.objects import ObjectKind, Operation
 from headgate.admin.tables import overrides, users
+from headgate.observe.recorder import ALLOWED, Recorder
 from headgate.policy.live import LivePolicy
 from headgate.policy.snapshot import SnapshotSource
 
@@ -111,7 +113,30 @@ async def _measured(folder: Path, number: int) -> None:
         _timed(f"{what}: in force in a worker", live[0].refresh)
         if error := live[0].statistics().error:
             raise SystemExit(error)
+    await _figures(database)
     await database.close()
+
+
+async def _figures(database: Database) -> None:
+    """Measure the live figures of a node, every rule of which decides in each 2.5 seconds."""
+    recorder, rules = Recorder(), [rule["id"] for rule in RULES["rules"]]
+    figures = LiveFigures(database, recorder.slices, recorder.hot_keys)
+
+    def decide() -> None:
+        for rule in rules:
+            recorder._series.count(rule, ALLOWED)  # noqa: SLF001  as `ruled` does
+
+    for _ in range(3):
+        decide()
+        await figures.look()
+    decide()
+    await _awaited("live figures: look at what every rule has decided", figures.look)
+    await _awaited("live figures: see that nobody watches", lambda: figures.write(database))
+    await _awaited("live figures: read those of all nodes", figures.fleet)
+    if figures._finding is not None:  # noqa: SLF001  begun by reading
+        await _awaited("live figures: find what else needs attention, once a minute", lambda: figures._finding)  # type: ignore[arg-type,return-value]  # noqa: SLF001
+    await _awaited("live figures: write those of this node", lambda: figures.write(database))
+    await figures.finish()
 
 
 def main() -> None:

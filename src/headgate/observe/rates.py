@@ -7,10 +7,9 @@ counts twice among the refused.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import nlargest
-from typing import NamedTuple
 
 import msgspec
 
@@ -37,8 +36,10 @@ MOST_CIRCUITS = 50
 _CIRCUITS = {1: "half_open", 2: "open"}
 _PLACES = {ALLOWED: 0, DENIED: 1, DEGRADED: 2, SHADOW_ALLOWED: 3, SHADOW_DENIED: 4}
 """Where counts of a rule have an outcome; in the order of `RuleRates`."""
-_REFUSED, _DEGRADED, _SHADOW_REFUSED = 1, 2, 4
-_CALLS = {"error": "errors", "shed": "shed"}
+_NOTHING, _REQUESTS, _PEEKS, _DENIED = range(4)
+_CALLS = {"error": 4, "shed": 5}
+_RULES = 6
+"""Where what is counted of requests and calls is among all counts, and where those of rules begin."""
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -120,6 +121,7 @@ class RateWatch:
         clock: Callable[[], int],
     ) -> None:
         self._counted, self._hot_keys, self._store, self._now = counted, hot_keys, store, clock
+        self._places = _Places()
         self._workers: dict[int, _Worker] = {}
         self._looks: deque[int] = deque(maxlen=2)
         self._history: deque[Point] = deque(maxlen=STEPS)
@@ -128,13 +130,15 @@ class RateWatch:
     def look(self) -> Figures:
         """Return what has been decided of late. It may run in a thread, one at a time. Raises OSError."""
         slices, now = list(self._counted()), self._now()
-        counted = _Counted()
         for worker in slices:
             if worker.slot not in self._workers:
-                self._workers[worker.slot] = _Worker(is_new=bool(self._looks))
-            self._workers[worker.slot].look(worker.series, counted)
+                self._workers[worker.slot] = _Worker(self._places, is_new=bool(self._looks))
+            self._workers[worker.slot].learn(worker.series)
+        counts = [0] * len(self._places)
+        for worker in slices:
+            self._workers[worker.slot].look(worker.series.cells, counts)
         seconds = (now - self._looks[0]) / 1_000_000 if self._looks else 0.0
-        rates = counted.rates(seconds)
+        rates = _rates(counts, seconds)
         looks_since_epoch = round(now / LOOK_US)
         at = (looks_since_epoch // 2 - 1) * STEP_SECONDS
         if looks_since_epoch % 2 == 0 and len(self._looks) > 1:  # then the last two looks are a step
@@ -151,7 +155,7 @@ class RateWatch:
             now,
             rates,
             tuple(self._history),
-            counted.first_rules(seconds),
+            self._first_rules(counts, seconds),
             _bounded(report.hot),
             _bounded(report.denied),
             self._store,
@@ -163,99 +167,102 @@ class RateWatch:
             tuple(sorted(gauges.broken)),
         )
 
+    def _first_rules(self, counts: list[int], seconds: float) -> tuple[RuleRates, ...]:
+        """Return the rules with the most decisions, and those with the most refusals, the busiest first."""
+        allowed, refused, degraded, shadow_allowed, shadow_refused = _columns(counts)
+        decided = list(map(sum, zip(allowed, refused, shadow_allowed, shadow_refused, strict=True)))
+        found: dict[int, None] = {}
+        for column in (decided, refused, shadow_refused):
+            if any(column):
+                first = nlargest(MOST_RULES, range(len(column)), key=column.__getitem__)
+                found |= dict.fromkeys([rule for rule in first if column[rule]])
+        columns = allowed, refused, degraded, shadow_allowed, shadow_refused
+        rules = self._places.rules
+        return tuple([RuleRates(rules[rule], *[_rate(each[rule], seconds) for each in columns]) for rule in found])
 
-class _Counted:
-    """What was counted of late, of all workers together."""
+
+class _Places:
+    """Where in a list of counts each thing is counted: first those of requests, then five for each rule.
+
+    Lists of numbers are all that a look makes: thousands of small objects would make the collector of garbage look at
+    all rules again and again, in the process that decides.
+    """
 
     def __init__(self) -> None:
-        self.totals: Counter[str] = Counter()
-        self.rules: dict[str, list[int]] = {}
+        self.rules: list[str] = []
+        self._first: dict[str, int] = {}
 
-    def rates(self, seconds: float) -> Rates:
-        totals = self.totals
-        requests = max(0, totals["requests"] - totals["peeks"])
-        totals["allowed"] = max(0, requests - totals["refused"])
-        totals["degraded"] = min(totals["degraded"], max(requests, totals["refused"]))
-        return Rates(**{name: _rate(totals[name], seconds) for name in Rates.__struct_fields__})
+    def __len__(self) -> int:
+        return _RULES + len(_PLACES) * len(self.rules)
 
-    def first_rules(self, seconds: float) -> tuple[RuleRates, ...]:
-        """Return the rules with the most decisions, and those with the most refusals, the busiest first."""
-        rules = self.rules.items()
-        decided = nlargest(MOST_RULES, [(sum(counts) - counts[_DEGRADED], rule) for rule, counts in rules])
-        refused = nlargest(MOST_RULES, [(counts[_REFUSED], rule) for rule, counts in rules if counts[_REFUSED]])
-        shadowed = [(counts[_SHADOW_REFUSED], rule) for rule, counts in rules if counts[_SHADOW_REFUSED]]
-        found = dict.fromkeys(rule for _, rule in (*decided, *refused, *nlargest(MOST_RULES, shadowed)))
-        return tuple([RuleRates(rule, *[_rate(count, seconds) for count in self.rules[rule]]) for rule in found])
+    def of(self, metric: Metric, labels: tuple[str, ...]) -> int:
+        """Return where a cell of a metric is counted; `_NOTHING` if it is not."""
+        match metric:
+            case metrics.RULE_DECISIONS:
+                return self._of_rule(labels[0]) + _PLACES[labels[1]]
+            case metrics.RULE_DEGRADED:
+                return self._of_rule(labels[0]) + _PLACES[DEGRADED]
+            case metrics.PEEKS:
+                return _PEEKS
+            case metrics.UNLIMITED if labels[0] == Verdict.DENIED:
+                return _DENIED
+            case metrics.CHECKS:
+                return _CALLS.get(labels[1], _NOTHING)
+        return _NOTHING
+
+    def _of_rule(self, rule: str) -> int:
+        known = self._first.get(rule)
+        if known is None:
+            known = self._first[rule] = len(self)
+            self.rules.append(rule)
+        return known
+
+
+def _columns(counts: list[int]) -> list[list[int]]:
+    """Return the counts of each outcome, rule by rule."""
+    return [counts[_RULES + place :: len(_PLACES)] for place in _PLACES.values()]
+
+
+def _rates(counts: list[int], seconds: float) -> Rates:
+    _, refused, degraded, _, shadow_refused = map(sum, _columns(counts))
+    requests = max(0, counts[_REQUESTS] - counts[_PEEKS])
+    refused += counts[_DENIED]
+    allowed, degraded = max(0, requests - refused), min(degraded, max(requests, refused))
+    totals = allowed, refused, degraded, shadow_refused, counts[_CALLS["error"]], counts[_CALLS["shed"]]
+    return Rates(*[_rate(count, seconds) for count in totals])
 
 
 class _Worker:
     """The cells of one worker, as they were at the last two looks; each keeps its meaning, and others come behind."""
 
-    def __init__(self, *, is_new: bool) -> None:
+    def __init__(self, places: _Places, *, is_new: bool) -> None:
+        self._places = places
         self._looks: deque[list[int]] = deque([[]] if is_new else [], maxlen=2)
-        self._meanings: list[_Meaning | None] = []
+        self._counted: list[int] = []
         self._known = 0
         self.gauges: list[Place] = []
 
-    def look(self, counts: Counts, counted: _Counted) -> None:
-        """Add what was counted since the look before the last one."""
-        self._learn(counts)
-        now, meanings, rules, totals = counts.cells, self._meanings, counted.rules, counted.totals
-        before = self._looks[0] if self._looks else now
-        self._looks.append(now)
-        before += [0] * (len(now) - len(before))
-        for cell in [cell for cell, (new, old) in enumerate(zip(now, before, strict=False)) if new != old]:
-            meaning = meanings[cell]
-            if meaning is None:
-                continue
-            total, rule, place = meaning
-            more = now[cell] - before[cell]
-            if total:
-                totals[total] += more
-            if rule is not None:
-                known = rules.get(rule)
-                if known is None:
-                    known = rules[rule] = [0] * len(_PLACES)
-                known[place] += more
-
-    def _learn(self, counts: Counts) -> None:
-        """Find what the cells of new series mean."""
-        meanings = self._meanings
-        meanings += [None] * (len(counts.cells) - len(meanings))
+    def learn(self, counts: Counts) -> None:
+        """Find where the cells of new series are counted."""
+        counted = self._counted
+        counted += [_NOTHING] * (len(counts.cells) - len(counted))
         for place in counts.places[self._known :]:
             if place.metric.kind is MetricKind.GAUGE:
                 self.gauges.append(place)
             elif place.metric is metrics.DECISION_DURATION:
-                buckets = slice(place.begin, place.begin + BUCKETS)
-                meanings[buckets] = [_Meaning("requests", None, 0)] * BUCKETS
+                counted[place.begin : place.begin + BUCKETS] = [_REQUESTS] * BUCKETS
             else:
-                meanings[place.begin] = _meaning(place.metric, values_of(place.labels))
+                counted[place.begin] = self._places.of(place.metric, values_of(place.labels))
         self._known = len(counts.places)
 
-
-class _Meaning(NamedTuple):
-    """What a cell counts."""
-
-    total: str
-    """Of all requests; empty for nothing."""
-    rule: str | None
-    place: int
-
-
-def _meaning(metric: Metric, labels: tuple[str, ...]) -> _Meaning | None:
-    match metric:
-        case metrics.RULE_DECISIONS:
-            place = _PLACES[labels[1]]
-            return _Meaning({_REFUSED: "refused", _SHADOW_REFUSED: "shadow_refused"}.get(place, ""), labels[0], place)
-        case metrics.RULE_DEGRADED:
-            return _Meaning("degraded", labels[0], _DEGRADED)
-        case metrics.PEEKS:
-            return _Meaning("peeks", None, 0)
-        case metrics.UNLIMITED if labels[0] == Verdict.DENIED:
-            return _Meaning("refused", None, 0)
-        case metrics.CHECKS if labels[1] in _CALLS:
-            return _Meaning(_CALLS[labels[1]], None, 0)
-    return None
+    def look(self, now: list[int], counts: list[int]) -> None:
+        """Add what was counted since the look before the last one."""
+        before = self._looks[0] if self._looks else now
+        self._looks.append(now)
+        before += [0] * (len(now) - len(before))
+        for place, new, old in zip(self._counted, now, before, strict=True):
+            if new != old:
+                counts[place] += new - old
 
 
 class _Gauges:
