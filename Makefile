@@ -7,7 +7,7 @@
 # make screenshots  of the console, for its page: docs/console.md
 # make bare   run and test on a minimal Debian, made by debootstrap
 # make manifest lock   renew deploy/kubernetes.yaml from the Helm chart, and the versions that the image installs
-# make swagger-ui   renew the files of Swagger UI, which needs npm; VERSION=5.35.0 takes that one
+# make swagger   renew the files of Swagger UI, which needs npm; VERSION=5.35.0 takes that one
 # make release  build the packages, and check them as PyPI and a user would
 PYTHON ?= python3
 COMMA := ,
@@ -67,7 +67,7 @@ ifneq ($(wildcard $(VENV)),)
   endif
 endif
 
-.PHONY: run demo tour example test core coverage servers lint format bench plots screenshots bare manifest lock swagger-ui release clean
+.PHONY: run demo tour example test core coverage servers lint format bench plots screenshots bare manifest lock swagger release clean
 .DEFAULT_GOAL := test
 
 run: $(VENV)/.serve
@@ -143,7 +143,7 @@ lock: $(VENV)/.dev
 # Compressed as they are served. SHA256SUMS is of the files as their authors publish them.
 SWAGGER_UI := src/headgate/reference/swagger-ui
 VERSION ?= latest
-swagger-ui:
+swagger:
 	@rm -rf $(VENV)/swagger-ui && mkdir -p $(VENV)/swagger-ui
 	@cd $(VENV)/swagger-ui && tar -xzf "$$(npm pack --silent swagger-ui-dist@$(VERSION))"
 	@rm -f $(SWAGGER_UI)/*

@@ -98,7 +98,7 @@ def test_the_decision_plane_need_not_have_it() -> None:
 
 
 def test_the_files_of_swagger_ui_are_those_that_were_published() -> None:
-    """`make swagger-ui` renews them, with their digests."""
+    """`make swagger` renews them, with their digests."""
     folder = ROOT / "swagger-ui"
     version, *sums = folder.joinpath("SHA256SUMS").read_text().splitlines()
     assert re.fullmatch(r"# swagger-ui-dist \d+\.\d+\.\d+", version)
