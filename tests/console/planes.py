@@ -27,7 +27,7 @@ class Plane(Service):
     def __init__(self, folder: Path, *options: str, constants: Mapping[str, object] | None = None) -> None:
         self.file = folder / "headgate.db"
         """The database, unless options name another."""
-        database = () if "--database" in options else ("--database", f"sqlite:///{self.file}")
+        database = () if {"--database", "--rules"} & {*options} else ("--database", f"sqlite:///{self.file}")
         common = (*database, "--data-dir", str(folder / "data"), "--workers", "1", *BOUNDLESS)
         program = altered({**CONSTANTS, **(constants or {})})
         super().__init__(folder, *common, *options, environment={"HEADGATE_ADMIN_KEY": ADMIN_KEY}, program=program)

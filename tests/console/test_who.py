@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlencode
+from itertools import cycle
+from pathlib import Path
+from urllib.parse import quote, urlencode
 
 from playwright.sync_api import Page, expect
 
 from tests.console.browsing import Browsing, assert_accessible, assert_fits
-from tests.console.planes import Plane
+from tests.console.planes import Plane, running_plane
+from tests.postgres import postgres_server
 from tests.servers import until
 
 _COUNTED = """
@@ -61,3 +64,174 @@ def test_from_a_complaint_to_a_raised_limit_in_three_clicks(plane: Plane, browsi
     page.get_by_role("button", name=f"End the override of {rule}").click()
     expect(page.get_by_role("status")).to_contain_text("The override has ended")
     until(lambda: not decided(plane, user, rule), "the limit is what it was", 120)
+
+
+def test_a_viewer_looks_and_changes_nothing(plane: Plane, browsing: Browsing) -> None:
+    rule, user, page = plane.rule(limit=3), plane.unique("vera"), browsing.open("viewer")
+    plane.ask("POST", f"/users/{user}/override", {"rule_id": rule, "limit": 9})
+    page.goto(f"/who?user={user}")
+    expect(page.get_by_role("listitem").filter(has_text=rule)).to_contain_text("of 9 used")
+    main = page.locator("main")
+    expect(main.get_by_role("button")).to_have_count(0)
+    expect(main.locator("form")).to_have_count(0)
+    expect(main.get_by_text("Raise")).to_have_count(0)
+    page.goto(f"/who?user={user}&raise={rule}")
+    expect(main.locator("form")).to_have_count(0)
+    token = page.locator("input[name=csrf]").first.get_attribute("value") or ""
+    form = {"csrf": token, "rule": rule, "version": "1", "limit-0": "99", "list": "allow"}
+    for what in ("override", "end", "tier", "reset", "list"):
+        refused = page.context.request.post(f"/who/{what}?user={user}", form=form)
+        assert refused.status == 403, what
+    assert plane.ask("GET", f"/users/{user}/limits").json()["overrides"] == {rule: {"limit": 9}}
+
+
+def test_any_name_can_be_raised(plane: Plane, browsing: Browsing) -> None:
+    rule, page = plane.unique("rule"), browsing.open("editor")
+    limits = [{"limit": 3, "window": "1h"}, {"limit": 5, "window": "1d"}]
+    plane.ask("PUT", f"/rules/{rule}?wait=1m", {"limits": limits, "endpoint": f"/{rule}"})
+    names = ("..", "a/../b?c=d&e#f", "'\"><img src=x onerror=alert(1)>", " spaces ", "ü" * 512)
+    for kind, name in zip(cycle(("user", "consumer")), names, strict=False):
+        page.goto(f"/who?{urlencode({kind: name})}")
+        page.get_by_role("link", name=f"Raise {rule}", exact=True).click()
+        page.get_by_label("Limit").first.fill("1 000")
+        page.get_by_label("Lasts").select_option("for good")
+        page.get_by_label("Reason").fill("ticket 4711")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("status")).to_contain_text("Saved")
+        users = {each["id"]: each for each in plane.ask("GET", "/users?limit=1000").json()["items"]}
+        found = users[name]["overrides"][rule]
+        assert [each["limit"] for each in found["limits"]] == [1000, 10]
+        assert "until" not in found
+        (entry,) = plane.ask("GET", f"/audit?{urlencode({'subject': name, 'limit': 1})}").json()["items"]
+        assert entry["reason"] == "ticket 4711"
+        page.get_by_role("button", name=f"End the override of {rule}").click()
+
+
+def test_what_cannot_be_is_said_beside_what_was_typed(plane: Plane, browsing: Browsing) -> None:
+    rule, user, page = plane.rule(limit=3), plane.unique("otto"), browsing.open("editor")
+    late = browsing.open("editor")
+    late.goto(f"/who?user={user}&raise={rule}")
+    page.goto(f"/who?user={user}&raise={rule}")
+    for label, text, wrong in (
+        ("Limit", "many", "limit is a whole number such as 500, not 'many'"),
+        ("Limit", "3", "that is what applies without an override"),
+        ("Window", "1 fortnight", "is not a length of time"),
+    ):
+        page.get_by_label(label).fill(text)
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("alert")).to_contain_text(wrong)
+        expect(page.get_by_label(label)).to_have_value(text)
+    page.get_by_label("Window").fill("1h")
+    page.get_by_label("Limit").fill("7")
+    page.get_by_label("Lasts").select_option("until a moment")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("alert")).to_contain_text("give the moment when it ends")
+    page.get_by_label("The moment").fill("2020-01-01T00:00")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("alert")).to_contain_text("until is in the past")
+    page.get_by_label("The moment").fill("2090-01-01T00:00")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("status")).to_contain_text("Saved")
+    late.get_by_role("button", name="Save").click()
+    expect(late.get_by_role("alert")).to_contain_text("somebody else has changed")
+    found = plane.ask("GET", f"/users/{user}/limits").json()["overrides"]
+    assert found == {rule: {"limit": 7, "until": "2090-01-01T00:00:00Z"}}
+
+
+def test_callers_are_found(plane: Plane, browsing: Browsing) -> None:
+    base, page = plane.unique("find"), browsing.open("viewer")
+    for name in (f"{base}-%one", f"{base}-two"):
+        plane.ask("PUT", f"/users/{quote(name, safe='')}/tier", {"tier": ""})
+        plane.ask("POST", f"/users/{quote(name, safe='')}/override", {"rule_id": plane.rule(), "limit": 9})
+    key = plane.ask("POST", "/consumers", {"name": f"{base}-shop"}).json()
+    page.goto("/who")
+    heading = page.get_by_role("heading", level=1)
+    find(page, base)
+    expect(page.get_by_role("link", name=f"{base}-%one")).to_be_visible()
+    expect(page.get_by_role("link", name=f"{base}-two")).to_be_visible()
+    expect(page.get_by_role("link", name=f"{base}-shop")).to_be_visible()
+    assert_accessible(page)
+    for text, found in (
+        (f"{base}-%one", f"{base}-%one"),
+        (f"{base}-shop", f"{base}-shop"),
+        (key["key_id"], f"{base}-shop"),
+        (key["key"], f"{base}-shop"),
+        ("2001:db8::7", "2001:db8::7"),
+    ):
+        find(page, text)
+        expect(heading).to_have_text(found)
+    assert key["key"] not in page.url
+    find(page, f"{base}-three")
+    expect(page.locator("main")).to_contain_text("Nothing is known about")
+    page.get_by_role("link", name="Look at it as a user").click()
+    expect(heading).to_have_text(f"{base}-three")
+
+
+def test_an_address_is_reset_and_let_through(plane: Plane, browsing: Browsing) -> None:
+    rule, page = plane.rule(limit=1, dimension="ip"), browsing.open("editor")
+    page.on("dialog", lambda dialog: dialog.accept())
+
+    def passes() -> bool:
+        asked = {"principal": {"ip": "203.0.113.77"}, "endpoint": f"/{rule}"}
+        return b'"allowed":true' in plane.post("/api/v1/rate-limit/check", asked)[1]
+
+    while passes():
+        pass
+    page.goto("/who?address=203.0.113.77")
+    expect(page.locator("main")).to_contain_text("Overrides are for users. For one address, make a rule")
+    expect(page.get_by_role("listitem").filter(has_text=rule)).to_contain_text("1 of 1 used")
+    page.get_by_role("button", name=f"Reset {rule}").click()
+    expect(page.get_by_role("listitem").filter(has_text=rule)).to_contain_text("0 of 1 used")
+    assert passes()
+    assert not passes()
+    page.get_by_role("button", name="Always allow").click()
+    expect(page.get_by_role("status").filter(has_text="Limits are not asked")).to_contain_text("allow list")
+    until(passes, "it is let through", 120)
+    page.get_by_role("button", name="Take off the allow list").click()
+    until(lambda: not passes(), "it is limited", 120)
+
+
+def test_a_user_is_moved_to_a_tier(plane: Plane, browsing: Browsing) -> None:
+    tier, user, page = plane.unique("gold"), plane.unique("tina"), browsing.open("editor", javascript=False)
+    rule = plane.rule(limit=3)
+    plane.ask("PUT", f"/tiers/{tier}?wait=1m", {rule: {"limit": 30}})
+    page.goto(f"/who?user={user}")
+    page.get_by_label(f"{user} is of").select_option(tier)
+    page.get_by_role("button", name="Move").click()
+    expect(page.get_by_role("listitem").filter(has_text=rule)).to_contain_text(f"from tier {tier}")
+    expect(page.get_by_role("listitem").filter(has_text=rule)).to_contain_text("of 30 used")
+
+
+def test_rules_in_a_file_are_only_looked_at(browsing: Browsing, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        "version: 1\nrules: [{id: each, limit: 5, window: 1h}]\nusers: {ada: {overrides: {each: {limit: 9}}}}"
+    )
+    with running_plane("--rules", str(rules)) as fixed:
+        page = browsing.open("admin", at=fixed)
+        page.goto("/")
+        find(page, "ada")
+        expect(page.get_by_role("status")).to_contain_text("in the rules file")
+        expect(page.get_by_role("listitem").filter(has_text="each")).to_contain_text("of 9 used")
+        for name in ("Raise each", "Change each", "Move", "End the override of each", "Always allow"):
+            expect(page.get_by_label(name).or_(page.get_by_text(name, exact=True))).to_have_count(0)
+        token = page.locator("input[name=csrf]").first.get_attribute("value") or ""
+        form = {"csrf": token, "rule": "each", "version": "1", "limit-0": "99"}
+        refused = page.context.request.post("/who/override?user=ada", form=form)
+        assert refused.status == 409
+        assert "changed there" in refused.text()
+
+
+def test_without_its_database_a_node_shows_what_it_knows(browsing: Browsing) -> None:
+    with postgres_server() as postgres, running_plane("--database", postgres.database()) as away:
+        rule, user = away.rule(limit=3), "ada"
+        away.ask("POST", f"/users/{user}/override", {"rule_id": rule, "limit": 9})
+        page = browsing.open("editor", at=away)
+        page.goto(f"/who?user={user}")
+        postgres.stop()
+        page.goto(f"/who?user={user}")
+        expect(page.get_by_role("status")).to_contain_text("The database does not answer")
+        expect(page.get_by_role("listitem").filter(has_text=rule)).to_contain_text("of 9 used")
+        expect(page.get_by_role("link", name="Raise")).to_have_count(0)
+        find(page, user)
+        expect(page.get_by_role("link", name="Look at it as a user")).to_be_visible()

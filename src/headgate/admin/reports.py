@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import msgspec
-
 from headgate.admin import audit, usage
 from headgate.admin.database import Database
 from headgate.admin.follower import ARRIVAL_EVERY, NodeStatus, nodes_of
@@ -125,10 +123,9 @@ class Reports:
         """Return who was refused most by which rule since an hour, `count` times, and what that rule counts by."""
         return [self._counting(each) for each in await self._refusals.most_refused(since, most)]
 
-    def hot(self) -> list[dict[str, Any]]:
+    async def hot(self) -> list[dict[str, Any]]:
         """Return who is decided about most now, by which rule, how often per second, and what that rule counts by."""
-        report = msgspec.json.decode(self.hot_keys()) or {"hot": []}
-        return [self._counting({**each, "rule_id": each["rule"], "principal": each["key"]}) for each in report["hot"]]
+        return [self._counting({**each, "principal": each["key"]}) for each in (await self.live())["hot_keys"]]
 
     def _counting(self, row: dict[str, Any]) -> dict[str, Any]:
         rule = self._engine.policy.rules.get(row["rule_id"])

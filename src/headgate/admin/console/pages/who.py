@@ -33,6 +33,8 @@ _HOUR_US, _DAY_US = 3_600_000_000, 86_400_000_000
 _PRINCIPALS = {"user": ("user",), "consumer": ("user", "apikey"), "key": ("apikey",), "address": ("ip",)}
 """What requests of each kind of caller have; the key of a consumer is called as the consumer is."""
 _KINDS = {"user": "user", "apikey": "key", "ip": "address"}
+_PATIENCE = 2.0
+"""Seconds for which nodes are waited for that do not run a change yet."""
 _DIGEST = re.compile("#[0-9a-f]{16}")
 _LASTING = {"1h": _HOUR_US, "1d": _DAY_US, "1w": 7 * _DAY_US}
 _WebRequest = Request[Any, Any, Any]
@@ -101,7 +103,8 @@ async def _found(request: _WebRequest, admin: AdminService, text: str) -> Respon
     """Show those whose names begin with a text; if it can only mean one, go there."""
     if not text:
         refused = await _or(admin.reports.most_refused(epoch_us() - _HOUR_US, _MOST), None)
-        return page(request, "who.html", text="", most_refused=refused, hot=admin.reports.hot()[:_MOST], places=_places)
+        hot = (await admin.reports.hot())[:_MOST]
+        return page(request, "who.html", text="", most_refused=refused, hot=hot, places=_places)
     users, consumers, *counts = await asyncio.gather(
         _or(admin.users.beginning(text, _MOST + 1), ()),
         _or(admin.consumers.beginning(text, _MOST), ()),
@@ -143,7 +146,10 @@ async def _shown(
     request: _WebRequest, admin: AdminService, caller: Caller, *, offset: int = 0, error: Exception | None = None
 ) -> Response[str]:
     """Show the limits of a caller, and what is used of them."""
-    special, is_away, is_late = await _special(admin, caller)
+    query = request.query_params
+    saved, done = query.get("saved", ""), query.get("done", "")
+    late = (await _or(admin.reports.behind(_PATIENCE), (0, [])))[1] if saved or done else []
+    special, is_away = await _special(admin, caller)
     overrides, uses, total, problem = special.body.get("overrides", {}), list[RuleUse](), 0, error
     named = {name: shown_as(name, caller.name) for name in caller.principal}
     shown = set[str]().union(*named.values())
@@ -158,7 +164,7 @@ async def _shown(
         except UsageError as wrong:
             problem = error or wrong
     consumer = await _or(admin.consumers.get(caller.name), None) if caller.kind == "consumer" else None
-    saved, fixed = request.query_params.get("saved", ""), _fixed(admin, is_away=is_away)
+    fixed = _fixed(admin, is_away=is_away)
     has_warnings = saved in overrides and not fixed
     known = {
         "who": caller,
@@ -172,33 +178,40 @@ async def _shown(
         "listed": listed,
         "lists": {name: (await _list(admin, caller, name))[0] for name in LISTS},
         "consumer": consumer_data(consumer) if consumer else None,
-        "rate": max((each["per_second"] for each in admin.reports.hot() if each["principal"] in shown), default=0),
+        "rate": max(
+            (each["per_second"] for each in await admin.reports.hot() if each["principal"] in shown), default=0
+        ),
         "tiers": admin.users.tiers(),
         "tier": admin.users.tier(caller.name) if caller.is_user else "",
         "fixed": fixed,
-        "is_late": is_late,
+        "late": late,
         "saved": saved,
         "warnings": await admin.users.without_effect(special.body, saved) if has_warnings else [],
-        "done": request.query_params.get("done", ""),
-        "error": problem,
+        "done": done,
+        "error": _said(problem),
     }
     return page(request, "caller.html", status=_status(error), **known)
 
 
-async def _special(admin: AdminService, caller: Caller) -> tuple[SpecialUser, bool, bool]:
-    """Return what is special about a caller, whether that is what this node knows, and whether it runs another."""
+async def _special(admin: AdminService, caller: Caller) -> tuple[SpecialUser, bool]:
+    """Return what is special about a caller, and whether only this node says so, as the database does not answer."""
     if not caller.is_user:
-        return SpecialUser({}, 0), False, False
+        return SpecialUser({}, 0), False
     try:
-        special, in_force = await admin.users.special(caller.name)
+        return (await admin.users.special(caller.name))[0], False
     except DatabaseError:
-        return SpecialUser(admin.users.known(caller.name), 0), True, False
-    return special, False, not in_force
+        return SpecialUser(admin.users.known(caller.name), 0), True
 
 
 def _fixed(admin: AdminService, *, is_away: bool = False) -> str:
     """Return why nothing can be changed here: "file" or "away"; empty if it can."""
     return "file" if isinstance(admin.rules, FileRules) else "away" if is_away else ""
+
+
+def _said(error: Exception | None) -> str:
+    if isinstance(error, VersionConflict):
+        return "somebody else has changed this user meanwhile; shown is what applies now: save again to replace it"
+    return str(error or "")
 
 
 def _status(error: Exception | None) -> int:
@@ -214,10 +227,10 @@ async def _raising(
     """Show the form by which a rule is changed for one user, with what it is now."""
     if not caller.is_user:
         raise UsageError("an override is for a user: a rule with a key_pattern is what is for one key or address")
-    (special, is_away, _), use = await _special(admin, caller), await _use(admin, caller, rule_id)
+    (special, is_away), use = await _special(admin, caller), await _use(admin, caller, rule_id)
     override = special.body.get("overrides", {}).get(rule_id)
     fields = [_fields(quota, is_raised=override is None) for quota in use.quotas]
-    known = {"who": caller, "use": use, "override": override, "version": special.version, "error": error}
+    known = {"who": caller, "use": use, "override": override, "version": special.version, "error": _said(error)}
     known |= {
         "quotas": fields,
         "form": await form_of(request) if error else {},
