@@ -78,7 +78,13 @@ def test_a_viewer_looks_and_changes_nothing(plane: Plane, browsing: Browsing) ->
     page.goto(f"/who?user={user}&raise={rule}")
     expect(main.locator("form")).to_have_count(0)
     token = page.locator("input[name=csrf]").first.get_attribute("value") or ""
-    form = {"csrf": token, "rule": rule, "version": "1", "limit-0": "99", "list": "allow"}
+    form: dict[str, str | float | bool] = {
+        "csrf": token,
+        "rule": rule,
+        "version": "1",
+        "limit-0": "99",
+        "list": "allow",
+    }
     for what in ("override", "end", "tier", "reset", "list"):
         refused = page.context.request.post(f"/who/{what}?user={user}", form=form)
         assert refused.status == 403, what
@@ -216,7 +222,7 @@ def test_rules_in_a_file_are_only_looked_at(browsing: Browsing, tmp_path: Path) 
         for name in ("Raise each", "Change each", "Move", "End the override of each", "Always allow"):
             expect(page.get_by_label(name).or_(page.get_by_text(name, exact=True))).to_have_count(0)
         token = page.locator("input[name=csrf]").first.get_attribute("value") or ""
-        form = {"csrf": token, "rule": "each", "version": "1", "limit-0": "99"}
+        form: dict[str, str | float | bool] = {"csrf": token, "rule": "each", "version": "1", "limit-0": "99"}
         refused = page.context.request.post("/who/override?user=ada", form=form)
         assert refused.status == 409
         assert "changed there" in refused.text()
