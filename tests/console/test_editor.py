@@ -75,6 +75,8 @@ def test_form_and_yaml_agree_and_a_change_says_what_it_would_have_refused(browsi
     yaml.fill(f"# mine\nid: {rule}\nlimit: 50\nwindow: 1m\nwindw: 1m\n")
     expect(page.locator("#problems")).to_contain_text("Line 5, column 1: a rule has no 'windw'. Did you mean 'window'?")
     expect(limit).to_have_value("50")
+    yaml.fill(f"id: {rule}\nlimit: 100\nwindow: 1m\n")
+    expect(limit).to_have_value("100")  # as when the page was loaded
     yaml.fill(f"# mine\nid: {rule}\nlimit: 50\nwindow: 1m\nwarn_percent: 80\n")
     expect(effects.locator(".added")).to_contain_text("limit: 50")
     expect(yaml).to_have_value(f"# mine\nid: {rule}\nlimit: 50\nwindow: 1m\nwarn_percent: 80\n")
@@ -199,13 +201,16 @@ def test_what_was_typed_on_either_side_is_on_both(
     assert draft.fields == drafts.fields_of(body)
 
 
-def test_while_yaml_cannot_be_read_fields_wait_with_what_was_typed() -> None:
-    form = {"base": json.dumps(BASE), "yaml": "id: a\n  limit: [", "f.limit": "6"}
-    draft = drafts.read(form, "a")
-    assert (draft.text, draft.fields["limit"], draft.problems[0].line) == (form["yaml"], "6", 2)
-    mended = drafts.read({**form, "base": drafts.base_of(draft), "yaml": "{id: b, limit: 5, window: 1m}"}, "a")
-    assert mended.fields["limit"] == "6"
-    assert [each.path for each in mended.problems] == ["id"]
+@pytest.mark.parametrize("yaml", ["id: a\n  limit: [", "hello", "", "a: &a [1, 1]\n" + "b: [" + "*a, " * 9999 + "*a]"])
+def test_while_yaml_is_no_rule_fields_wait_with_what_was_typed(yaml: str) -> None:
+    shown = {f"f.{name}": text for name, text in (drafts.fields_of(BASE) | {"limit": "6"}).items()}
+    draft = drafts.read({"base": json.dumps(BASE), "yaml": yaml, **shown}, "a")
+    assert draft.problems[0].line > 0
+    assert (draft.text, draft.fields["limit"], draft.body) == (yaml, "6", BASE)
+    mended = {**shown, "base": drafts.base_of(draft), "yaml": "{id: b, limit: 5, window: 1m, replicas: 1}"}
+    draft = drafts.read(mended, "a")
+    assert draft.body == {"id": "b", "limit": 6, "window": "1m", "replicas": 1}
+    assert [each.path for each in draft.problems] == ["id"]
 
 
 def test_rules_in_a_file_are_shown_and_not_changed() -> None:

@@ -24,7 +24,7 @@ from headgate.policy.model import TOGETHER
 from headgate.policy.problems import Finding, Findings, InvalidRules, ProblemKind
 from headgate.policy.yaml_text import Document, resolved
 
-_LONGEST = 100_000
+_LONGEST, _MOST_VALUES = 100_000, 10_000
 _OTHER_QUOTAS = ("limits", "quota", "refill_rate")
 RARE = ("tier", "key_pattern", "when", "replaces", "calendar", "on_store_failure", "refusal_status", "refusal_message")
 """Fields that are shown on request."""
@@ -82,8 +82,8 @@ FIELDS: Mapping[str, FormField] = {
 class Draft(NamedTuple):
     """A rule that somebody edits."""
 
-    body: Any
-    """What both sides say, right or wrong; what they said last, if the YAML cannot be read."""
+    body: dict[str, Any]
+    """What both sides say, right or wrong; what they said last, if the YAML is no mapping."""
     text: str
     """The side in YAML."""
     fields: dict[str, str]
@@ -102,7 +102,7 @@ class Draft(NamedTuple):
     @property
     def has_quota_fields(self) -> bool:
         """Whether its limit is one that the form can say."""
-        return not isinstance(self.body, dict) or self.body.keys().isdisjoint(_OTHER_QUOTAS)
+        return self.body.keys().isdisjoint(_OTHER_QUOTAS)
 
     def with_problems(self, problems: Sequence[Finding]) -> Draft:
         """Return the draft with what else is wrong with it, each with its place in the YAML as far as it is known."""
@@ -120,7 +120,7 @@ def said(finding: Finding) -> str:
     return str(replace(finding, path="", file="", line=0, column=0))
 
 
-def draft_of(body: Any) -> Draft:
+def draft_of(body: dict[str, Any]) -> Draft:
     """Return the draft of a rule as it is, or as it may begin."""
     return Draft(body, data_to_yaml(body), fields_of(body))
 
@@ -138,17 +138,19 @@ def read(form: Form, rule_id: str) -> Draft:
     except InvalidRules as error:
         return Draft(base, text, known | typed, error.problems)
     body = document.data
-    if edits and isinstance(body, dict):
+    if not isinstance(body, dict):
+        return Draft(base, text, known | typed, _problems(document, rule_id))
+    if edits:
         edited = _with_fields(body, edits)
         if edited != body:
             body, text = edited, data_to_yaml(edited)
             document = _document(text)
-    return Draft(body if isinstance(body, dict) else base, text, fields_of(body), _problems(document, rule_id))
+    return Draft(body, text, fields_of(body), _problems(document, rule_id))
 
 
 def merged(old: Any, ours: Draft, theirs: Any, rule_id: str) -> Draft:
     """Return a draft on top of what somebody else made of the same rule: what both have changed is as in the draft."""
-    if not isinstance(ours.body, dict) or any(each.kind is ProblemKind.SYNTAX for each in ours.problems):
+    if any(each.kind is ProblemKind.SYNTAX for each in ours.problems):
         return ours
     body = dict(theirs)
     for name in {**old, **ours.body}:
@@ -167,10 +169,9 @@ def base_of(draft: Draft) -> str:
     return json.dumps(draft.body, ensure_ascii=False)
 
 
-def fields_of(body: Any) -> dict[str, str]:
+def fields_of(body: Mapping[str, Any]) -> dict[str, str]:
     """Return what the form shows of a rule, right or wrong."""
-    given = body if isinstance(body, dict) else {}
-    return {name: _shown(each.kind, given.get(name)) for name, each in FIELDS.items()}
+    return {name: _shown(each.kind, body.get(name)) for name, each in FIELDS.items()}
 
 
 def _shown(kind: str, value: Any) -> str:
@@ -213,10 +214,19 @@ def _meant(kind: str, text: str) -> Any:
 
 
 def _document(text: str) -> Document:
-    if len(text) > _LONGEST:
-        message = f"a rule of more than {_LONGEST:_} characters"
-        raise InvalidRules([Finding(message, line=1, column=1, kind=ProblemKind.SYNTAX)])
-    return Document(text, "YAML", "a rule")
+    """Return the YAML of a rule, which is small also where its aliases are written out. Raises InvalidRules."""
+    if len(text) <= _LONGEST:
+        document = Document(text, "YAML", "a rule")
+        left, count = [document.data], 1
+        while left and count <= _MOST_VALUES:
+            part = left.pop()
+            inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+            count += len(inner)
+            left += inner
+        if count <= _MOST_VALUES:
+            return document
+    message = f"a rule has at most {_LONGEST:_} characters and {_MOST_VALUES:_} values"
+    raise InvalidRules([Finding(message, line=1, column=1, kind=ProblemKind.SYNTAX)])
 
 
 def _problems(document: Document, rule_id: str) -> tuple[Finding, ...]:

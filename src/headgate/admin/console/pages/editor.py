@@ -42,8 +42,7 @@ class Edit(NamedTuple):
     @property
     def name(self) -> str:
         """The id under which it would be saved."""
-        body = self.draft.body
-        return self.rule_id or str(body.get("id", "") if isinstance(body, dict) else "")
+        return self.rule_id or str(self.draft.body.get("id", ""))
 
     @property
     def version(self) -> int:

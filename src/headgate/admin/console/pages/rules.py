@@ -137,11 +137,13 @@ async def _decided(admin: AdminService, rule_id: str, span: str) -> dict[str, An
         "refusals": refused.items,
         "principals": await admin.reports.principals(rule_id, _NAMED),
         "chart": None,
+        "decided": None,
     }
     if not isinstance(admin.rules, FileRules):
         length, step = _SPANS[span]
         since = (now - length) // step * step + step
         series = await admin.reports.series([rule_id], since, step // 1_000_000)
+        found["decided"] = series["totals"][rule_id]
         found["chart"] = charts.of_series(series["rules"][rule_id], range(since, now, step))
     return found
 
