@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from headgate.admin import live
 from headgate.admin.database import Database
@@ -126,6 +126,26 @@ def test_without_a_database_a_node_shows_itself_and_says_why() -> None:
         assert (shown["scope"], shown["rates"]["allowed"]) == ("node", 0.4)
         assert "the rules come from a file" in shown["reason"]
         assert shown["attention"] == []
+
+    asyncio.run(main())
+
+
+def test_a_database_that_hangs_keeps_nobody_waiting(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "SLOW", 0.2)
+    monkeypatch.setattr(live, "CACHED", 0.0)
+
+    async def main() -> None:
+        database = await Database.open(postgres.database())
+        told = Told(database, 1)
+        async with database.writing() as connection:
+            await connection.execute(text("LOCK TABLE figures"))
+            shown = overview(await told.all[0].fleet())
+            assert (shown["scope"], shown["reason"]) == ("node", "the database does not answer in time")
+            assert kinds(shown) == {"database"}
+        monkeypatch.setattr(live, "SLOW", SECONDS)
+        assert overview(await told.all[0].fleet())["scope"] == "fleet"
+        await told.all[0].finish()
+        await database.close()
 
     asyncio.run(main())
 

@@ -14,12 +14,12 @@ from urllib.parse import urlencode
 import pytest
 from sqlalchemy import select
 
-from headgate.admin import usage
+from headgate.admin import refusals, usage
 from headgate.admin.audit import Actor
 from headgate.admin.database import Database
 from headgate.admin.keys import AdminKeys, KeyRole
 from headgate.admin.statements import AT_ONCE
-from headgate.admin.tables import usage_hours, usage_minutes
+from headgate.admin.tables import epoch_us, usage_hours, usage_minutes
 from headgate.admin.usage import HOUR_US, MINUTE_US, UsageBatch, UsageWriter
 from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
@@ -28,6 +28,7 @@ from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_DENIED, 
 from headgate.observe.workers import Slots
 from headgate.policy.times import moment_text
 from tests.admin.test_api import plane
+from tests.admin.test_refusals import refusal
 from tests.postgres import PostgresServer
 
 NOON = 1_800_000_000_000_000 // DAY_US * DAY_US + 12 * HOUR_US
@@ -306,6 +307,26 @@ class TestSeries:
                     assert found == {"orders": [(NOON, 5, 0, 0, 10, 0)]}
                     with pytest.raises(UsageError, match="50 rules at most, not 51"):
                         await usage.series(connection, [str(number) for number in range(51)], NOON, MINUTE_US)
+
+        asyncio.run(main())
+
+    def test_the_console_gets_series_with_sums_and_whom_a_rule_refuses(self, url: str) -> None:
+        async def main() -> None:
+            async with plane(url) as admin, opened(url) as database:
+                now = epoch_us()
+                counts = {("orders-user", ALLOWED): 30, ("orders-user", DENIED): 10}
+                await usage.add(database, "me", [UsageBatch(1, now - now % MINUTE_US, counts)], now)
+                await refusals.add(database, "me too", 1, [refusal("42", now, rule="orders-user", count=7)], now)
+                await refusals.add(database, "me too", 2, [refusal("43", now, rule="orders-user")], now)
+                await refusals.add(database, "me too", 3, [refusal("44", now, rule="all-ip", count=9)], now)
+                reports = admin.service.reports
+                found = await reports.series(["orders-user", "all-ip"])
+                (point,) = found["rules"]["orders-user"]
+                assert (point["at"], point["allowed"], point["denied"]) == (moment_text(now - now % MINUTE_US), 30, 10)
+                assert found["totals"]["orders-user"]["refused_share"] == 0.25
+                assert (found["rules"]["all-ip"], found["totals"]["all-ip"]["allowed"]) == ([], 0)
+                refused = (await reports.principals("orders-user"))["refused_last_day"]
+                assert [each["count"] for each in refused] == [7, 1]
 
         asyncio.run(main())
 
