@@ -1,5 +1,7 @@
 # make run    start the service   make lint   ruff and mypy
 # make test   run every check     make bench  measure, and render docs/benchmarks.md
+# make quick  the tests that need next to no server, in under a minute
+# make thorough  the tests of laws again, with a hundred times as many examples, at random
 # make coverage  run every test, and say which lines none reaches
 # make demo   a running fleet with believable traffic, and its console: KEEP=1 goes on with the last one
 # make tour   the library, in the terminal
@@ -17,6 +19,9 @@ BIN := $(VENV)/bin
 # Many of them wait for servers half of the time, so that two cores have work for four.
 JOBS ?= 4
 PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# What is computed and decided, without servers, and what a request meets on its way through ours.
+QUICK = tests/core tests/policy tests/engine tests/web tests/stores/test_*.py tests/server/wire/http1 \
+  tests/server/wire/http2 tests/server/api/test_checks.py tests/server/api/test_answers.py tests/server/rls/test_codec.py
 # Tests start Python often, and each start would compile what the one before has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 # More options of `headgate serve`, as in: make run OPTIONS='--http-port 9000'; or of an example.
@@ -67,7 +72,7 @@ ifneq ($(wildcard $(VENV)),)
   endif
 endif
 
-.PHONY: run demo tour example test core coverage servers lint format bench plots screenshots bare manifest lock swagger release clean
+.PHONY: run demo tour example test quick thorough core coverage servers lint format bench plots screenshots bare manifest lock swagger release clean
 .DEFAULT_GOAL := test
 
 run: $(VENV)/.serve
@@ -84,13 +89,22 @@ example: $(VENV)/.gateway
 
 # mypy has work for one core, and so have the tests of the core.
 test: servers $(VENV)/.dev
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint core
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line lint core
+	@echo "all tests, $(JOBS) files at a time ..."
 	@$(BIN)/$(PYTEST)
+
+quick: $(VENV)/.dev
+	@$(BIN)/$(PYTEST) --quiet $(QUICK)
+
+thorough: servers $(VENV)/.dev
+	@HYPOTHESIS_PROFILE=thorough $(BIN)/pytest -n $(JOBS) --dist worksteal -m hypothesis
 
 # The tests of the core reach every branch of it, without random examples, on which that would depend. To count lines
 # doubles their time. All tests are collected first: what that compiles is not compiled by each of $(JOBS) processes.
 core: $(VENV)/.dev
+	@echo "collecting the tests ..."
 	@$(BIN)/pytest --collect-only --quiet >$(VENV)/collected || { cat $(VENV)/collected; exit 1; }
+	@echo "tests of the core, which reach every branch of it ..."
 	@$(BIN)/coverage erase
 	@$(BIN)/coverage run -m pytest --quiet -m 'not hypothesis' tests/core
 	@$(BIN)/coverage combine --quiet
@@ -107,8 +121,10 @@ servers:
 	@$(call packages,$(VENV_PACKAGE) $(PROGRAM_PACKAGES))
 
 lint: $(VENV)/.dev
+	@echo "ruff ..."
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
+	@echo "mypy ..."
 	@$(BIN)/mypy
 
 format: $(VENV)/.dev

@@ -106,6 +106,8 @@ def test_the_example_gets_the_gateway_and_the_service_does_not(machine: Machine)
     said = machine.make("example", "OPTIONS=--store redis://localhost").stdout.splitlines()
     installed = "pip install --quiet --editable .[gateway]"
     assert said[1:] == [installed, "python examples/microservices --store redis://localhost"]
+    (machine.folder / ".venv/.dev").touch()
+    assert "pytest -n 4 " in machine.make("--dry-run", "quick").stdout
     assert machine.make("demo", "KEEP=1").stdout.splitlines()[-1] == "python -m examples.demo --keep"
 
 

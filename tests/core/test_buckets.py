@@ -195,6 +195,11 @@ class TestChangedLimit:
     def test_raised_or_lowered(self, bucket: Bucket, used_8: State, limit: int, row: Row) -> None:
         play(bucket(limit), [row], used_8)
 
+    def test_fractions_of_a_microsecond_still_count(self, bucket: Bucket) -> None:
+        """2 of 7 a second come back in 285714 2/7 us, and one of them in 142857 1/7."""
+        state, _ = bucket(7).step(None, 2, START)
+        play(bucket(4), [(0, 0, True, 2, 0, 285_715), (0, 3, False, 2, 142_858, 285_715)], state)
+
     def test_lowered_below_what_was_used(self, bucket: Bucket, used_8: State) -> None:
         """It comes back by the limit it was used under, and a refusal changes nothing."""
         kept = play(bucket(4), [(0, 1, False, 0, 500_000, 800_000)], used_8)
