@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
 
+from headgate.admin import usage
+from headgate.admin.database import Database
+from headgate.admin.tables import epoch_us
+from headgate.admin.usage import UsageBatch
+from headgate.observe.principal_use import MINUTE_US, WindowUse
 from tests.admin.conftest import PATIENCE
 from tests.server.process.service import SECONDS, Service, altered
 
+T = TypeVar("T")
 ADMIN_KEY = "hg_an-operators-own-key-of-some-length"
 BOUNDLESS = ("--admin-reads", "1000000/minute", "--admin-writes", "1000000/minute")
 CONSTANTS: Mapping[str, object] = {**PATIENCE, "headgate.admin.security.FAILURES": "1000000/minute"}
@@ -72,6 +80,28 @@ class Plane(Service):
         body = {"limit": 5, "window": "1h", "endpoint": f"/{rule_id}", **fields}
         self.ask("PUT", f"/rules/{quote(rule_id, safe='')}?wait=1m", body)
         return rule_id
+
+    def decided(self, rule: str, limit: int, principals: Mapping[int, int], **counts: int) -> None:
+        """Note what a rule decided in a minute that is over, and what principals asked for, as a service does."""
+
+        async def note() -> None:
+            database = await Database.open(f"sqlite:///{self.folder}/headgate.db")
+            try:
+                now = epoch_us()
+                at = now // MINUTE_US * MINUTE_US - MINUTE_US
+                use = WindowUse(rule, MINUTE_US, limit, at, 0, dict(principals))
+                by_outcome = {(rule, outcome): count for outcome, count in counts.items()}
+                await usage.add(database, f"test of {rule}", [UsageBatch(1, at, by_outcome, [use])], now)
+            finally:
+                await database.close()
+
+        ran(note())
+
+
+def ran(work: Coroutine[Any, Any, T]) -> T:
+    """Run something beside Playwright, whose loop is that of the tests' thread."""
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(asyncio.run, work).result()
 
 
 @contextmanager

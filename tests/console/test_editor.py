@@ -2,60 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
 
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from headgate.admin import what_if
 from headgate.admin.api import application
 from headgate.admin.console import drafts
-from headgate.admin.database import Database
 from headgate.admin.keys import AdminKeys
 from headgate.admin.rule_catalogs import FileRules
 from headgate.admin.service import AdminService
-from headgate.admin.tables import epoch_us
 from headgate.engine import AsyncEngine
-from headgate.observe.principal_use import MINUTE_US, WindowUse
 from headgate.policy.dumping import data_to_yaml
 from headgate.policy.loading import from_data
 from tests.console.browsing import Browsing, assert_accessible, assert_fits
-from tests.console.planes import ADMIN_KEY, Plane
+from tests.console.planes import ADMIN_KEY, Plane, ran
 
-T = TypeVar("T")
 Fields = dict[str, str | float | bool]
-
-
-def ran(work: Coroutine[Any, Any, T]) -> T:
-    """Run something beside Playwright, whose loop runs in this thread."""
-    with ThreadPoolExecutor(1) as other:
-        return other.submit(asyncio.run, work).result()
-
-
-def used(plane: Plane, rule: str, limit: int, principals: dict[int, int]) -> None:
-    """Note what principals asked for in a minute that is just over, as a service does."""
-
-    async def note() -> None:
-        database = await Database.open(f"sqlite:///{plane.folder}/headgate.db")
-        try:
-            now = epoch_us()
-            at = now // MINUTE_US * MINUTE_US - MINUTE_US
-            async with database.exclusively() as connection:
-                await what_if.add(connection, [WindowUse(rule, MINUTE_US, limit, at, 0, principals)], now)
-        finally:
-            await database.close()
-
-    ran(note())
 
 
 def test_form_and_yaml_agree_and_a_change_says_what_it_would_have_refused(browsing: Browsing, plane: Plane) -> None:
     rule = plane.rule(limit=100, window="1m", algorithm="fixed_window", warn_percent=90)
-    used(plane, rule, 100, {1: 80, 2: 70, 3: 5})
+    plane.decided(rule, 100, {1: 80, 2: 70, 3: 5}, allowed=150, denied=5)
     page = browsing.open("editor")
     page.goto(f"/rule/edit?id={rule}")
     yaml, limit, effects = page.locator("#yaml"), page.get_by_label("Limit"), page.locator("#effects")
@@ -70,6 +39,7 @@ def test_form_and_yaml_agree_and_a_change_says_what_it_would_have_refused(browsi
     expect(page.locator("#wrong-limit")).to_be_empty()
     expect(effects.locator(".added")).to_have_text("+ limit: 60")
     expect(effects).to_contain_text("30 of 155 units")
+    expect(effects).to_contain_text("it refused 5 of 155 requests")
     assert_accessible(page)
     assert_fits(page)
     yaml.fill(f"# mine\nid: {rule}\nlimit: 50\nwindow: 1m\nwindw: 1m\n")

@@ -29,6 +29,24 @@ def test_rules_are_found_by_what_they_are(browsing: Browsing, plane: Plane) -> N
     expect(page.get_by_role("link", name="New rule")).to_have_count(0)
 
 
+def test_what_a_rule_decided_is_drawn_and_written(browsing: Browsing, plane: Plane) -> None:
+    rule = plane.rule(shadow=True)
+    plane.decided(rule, 5, {}, shadow_allowed=30, shadow_denied=10)
+    page = browsing.open("viewer")
+    page.goto(f"/rules?q={rule}")
+    expect(page.get_by_role("img", name="40 decisions in the last hour")).to_be_visible()
+    expect(page.locator("tbody tr")).to_contain_text("25\u202f%")
+    page.get_by_role("link", name=rule).click()
+    page.get_by_role("link", name="Last hour").click()
+    expect(page.locator("main")).to_contain_text("In shadow it would have refused 10 of 40 requests")
+    expect(page.locator(".plot rect.shadow")).to_have_count(1)
+    assert_accessible(page)
+    page.get_by_text("The numbers as a table").click()
+    expect(page.get_by_role("row", name="UTC 30 0 10")).to_be_visible()
+    assert_accessible(page)
+    assert_fits(page)
+
+
 def test_a_shadow_is_enforced_by_percent_and_rolled_back(browsing: Browsing, plane: Plane) -> None:
     rule = plane.rule(shadow=True)
     page = browsing.open("editor")
