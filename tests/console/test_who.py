@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 
 from playwright.sync_api import Page, expect
 
+from headgate.observe.logs import Principals
 from tests.console.browsing import Browsing, assert_accessible, assert_fits
 from tests.console.planes import Plane, running_plane
 from tests.postgres import postgres_server
@@ -22,6 +23,7 @@ addEventListener("keydown", event => event.key === "Enter" && count(), true)
 
 
 def decided(plane: Plane, user: str, rule: str) -> bool:
+    """Let a user ask for what a rule is for; says whether that passed."""
     return bool(plane.check(user, f"/{rule}")["allowed"])
 
 
@@ -167,6 +169,10 @@ def test_callers_are_found(plane: Plane, browsing: Browsing) -> None:
         find(page, text)
         expect(heading).to_have_text(found)
     assert key["key"] not in page.url
+    used_up(plane, f"{base}-two", plane.rule(limit=1))
+    page.goto("/who")  # which shows callers as logs do
+    page.get_by_role("row").filter(has_text=Principals().shown(f"{base}-two")).get_by_role("link").first.click()
+    expect(heading).to_have_text(f"{base}-two")
     find(page, f"{base}-three")
     expect(page.locator("main")).to_contain_text("Nothing is known about")
     page.get_by_role("link", name="Look at it as a user").click()

@@ -22,6 +22,7 @@ from headgate.core.errors import UsageError
 from headgate.core.quota import Quota
 from headgate.engine import AsyncEngine
 from headgate.engine.ruling import state_data
+from headgate.observe.logs import Principals
 from headgate.policy.dumping import to_data
 from headgate.policy.explain import explain_rule
 from headgate.policy.facts import address_given, facts_of
@@ -200,6 +201,11 @@ class Users:
         async with self._database.reading() as connection:
             found = select(users.c.id, users.c.tier).where(begins(connection, users.c.id, text))
             return [(row.id, row.tier) for row in await connection.execute(found.order_by(users.c.id).limit(most))]
+
+    async def revealed(self, digest: str) -> str:
+        """Return the user about whom something is special and whom logs show by a digest; empty if there is none."""
+        names, shown = self._engine.policy.ruleset.users, Principals().shown
+        return await asyncio.to_thread(lambda: next((name for name in names if shown(name) == digest), ""))
 
     def tier(self, name: str) -> str:
         """Return the tier of a user by the rules in force, which may be that of those who have none of their own."""

@@ -35,8 +35,8 @@ async def try_request(request: Request[Any, Any, Any], admin: Admin) -> Response
     except UsageError as error:
         return page(request, "try.html", **known, error=error, explained=None)
     applying = [each for each in explained["rules"] if each["applies"]]
-    others = [each for each in explained["rules"] if not each["applies"]]
-    others.sort(key=lambda each: each["reason"].startswith(("endpoint ", "the request names")))  # nearly those first
+    others = [] if asked.rule_id and applying else [each for each in explained["rules"] if not each["applies"]]
+    others.sort(key=lambda each: each["reason"].startswith("endpoint "))  # those first that nearly apply
     refusing = [each for each in applying if each["enforced"] and not all(part["allowed"] for part in each["limits"])]
     return page(
         request,

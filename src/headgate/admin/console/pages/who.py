@@ -77,6 +77,8 @@ async def who(request: _WebRequest, admin: Admin, offset: Offset = 0) -> Respons
     caller, query = _caller_in(request), request.query_params
     if caller is None:
         return await _found(request, admin, _checked(query.get("q", "").strip()))
+    if caller.is_digest and caller.is_user and (name := await admin.users.revealed(caller.name)):
+        return Redirect(Caller(caller.kind, name).place(), status_code=303)
     if query.get("raise"):
         return await _raising(request, admin, caller, query["raise"])
     return await _shown(request, admin, caller, offset=offset)
