@@ -180,7 +180,9 @@ def test_callers_are_found(plane: Plane, browsing: Browsing) -> None:
 
 
 def test_an_address_is_reset_and_let_through(plane: Plane, browsing: Browsing) -> None:
-    rule, page = plane.rule(limit=1, dimension="ip"), browsing.open("editor")
+    rule = plane.unique("rule")
+    plane.rule(rule, limit=1, dimension=["ip", "endpoint"])  # for one path, so that its use is known
+    page = browsing.open("editor")
     page.on("dialog", lambda dialog: dialog.accept())
 
     def passes() -> bool:
@@ -201,6 +203,30 @@ def test_an_address_is_reset_and_let_through(plane: Plane, browsing: Browsing) -
     until(passes, "it is let through", 120)
     page.get_by_role("button", name="Take off the allow list").click()
     until(lambda: not passes(), "it is limited", 120)
+
+
+def test_what_a_consumer_is_given_holds_for_its_keys(plane: Plane, browsing: Browsing) -> None:
+    rule, name, page = plane.rule(limit=1, dimension="apikey"), plane.unique("shop"), browsing.open("editor")
+    plane.ask("POST", "/consumers", {"name": name})
+
+    def passes() -> bool:
+        asked = {"principal": {"user": name, "apikey": name}, "endpoint": f"/{rule}"}
+        return b'"allowed":true' in plane.post("/api/v1/rate-limit/check", asked)[1]
+
+    while passes():
+        pass
+    page.goto(f"/who?consumer={name}")
+    row = page.get_by_role("listitem").filter(has_text=rule)
+    expect(row).to_contain_text("1 of 1 used")
+    page.get_by_role("link", name=f"Raise {rule}", exact=True).click()
+    page.get_by_role("button", name="Save").click()
+    expect(row).to_contain_text("1 of 2 used")
+    until(passes, "the next request passes", 120)
+    assert not passes()
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Reset all limits").click()
+    expect(row).to_contain_text("0 of 2 used")
+    assert passes()
 
 
 def test_a_user_is_moved_to_a_tier(plane: Plane, browsing: Browsing) -> None:
@@ -239,7 +265,9 @@ def test_without_its_database_a_node_shows_what_it_knows(browsing: Browsing) -> 
         rule, user = away.rule(limit=3), "ada"
         away.ask("POST", f"/users/{user}/override", {"rule_id": rule, "limit": 9})
         page = browsing.open("editor", at=away)
-        page.goto(f"/who?user={user}")
+        page.goto("/who")
+        find(page, "ad")
+        expect(page.get_by_role("link", name=user, exact=True)).to_be_visible()
         postgres.stop()
         page.goto(f"/who?user={user}")
         expect(page.get_by_role("status")).to_contain_text("The database does not answer")

@@ -211,6 +211,11 @@ class Users:
         """Return the tier of a user by the rules in force, which may be that of those who have none of their own."""
         return self._engine.policy.tier_of(name)
 
+    def default_rule(self) -> str:
+        """Return the id of the rule for requests to which no other one applies; empty if there is none."""
+        default = self._engine.policy.ruleset.default
+        return default.id if default else ""
+
     def tiers(self) -> list[str]:
         """Return the tiers that mean something in the rules in force."""
         policy = self._engine.policy
@@ -260,13 +265,9 @@ class Users:
         of_tier = policy.ruleset.tiers.get(tier, {}).get(rule.id)
         is_changed = of_tier is not None and (of_tier.until is None or now < of_tier.until)
         usual = of_tier.apply(rule.quotas) if of_tier is not None and is_changed else rule.quotas
-        given = {name: value for name, value in principal.items() if name in rule.dimensions}
-        is_one_path = not {"*", "{"} & set(rule.endpoint)
-        known = {*given, GLOBAL, *([ENDPOINT] if is_one_path else ())}
-        missing = tuple([name for name in rule.dimensions if name not in known])
+        request, missing = _request_of(rule, principal)
         if missing:
             return RuleUse(rule, usual, missing=missing)
-        request = Request(given, rule.endpoint if is_one_path else "/", rule_id=rule.id)
         considered = explain_rule(policy, request, now)
         ruling = await self._engine.peek(request)
         states = tuple([each.decision for each in (*ruling.limits, *ruling.shadow)])
@@ -279,7 +280,7 @@ class Users:
         return {"user_id": name, **await self.reset_caller({"user": name}, rules, actor)}
 
     async def reset_caller(self, principal: Mapping[str, str], rules: Sequence[str], actor: Actor) -> dict[str, Any]:
-        """Forget what a principal used of the limits that count by it alone, or of the rules that are named."""
+        """Forget what a principal used of the limits that no other one shares, or of the rules that are named."""
         policy = self._engine.policy
         known = [rule.id for rule in policy.rules.values() if not principal.keys().isdisjoint(rule.dimensions)]
         done: list[str] = []
@@ -292,15 +293,23 @@ class Users:
                 raise UsageError(
                     f"rule {rule_id} counts by {rule.rule.dimension}: it has nothing of one {one} to reset"
                 )
-            if principal.keys() >= {*rule.dimensions}:
-                counted = {name: principal[name] for name in rule.dimensions}
-                done += (await self._engine.reset(Request(counted, rule_id=rule_id))).rules
+            request, missing = _request_of(rule.rule, principal)
+            if not missing:
+                done += (await self._engine.reset(request)).rules
         if done and self._database is not None:
             ((kind, name), *_) = principal.items()
             async with self._database.exclusively() as connection:
                 entry = audit.AuditEntry("reset", kind, name, None, {"rules": done})
                 await audit.append(connection, [entry], actor, await revision_number(connection), epoch_us())
         return {"reset": done, "skipped": [each for each in rules or known if each not in done]}
+
+
+def _request_of(rule: Rule, principal: Mapping[str, str]) -> tuple[Request, tuple[str, ...]]:
+    """Return a request that names a rule, and what it would need besides to be counted."""
+    is_one_path = not {"*", "{"} & {*rule.endpoint}
+    known = {*principal, GLOBAL, *([ENDPOINT] if is_one_path else ())}
+    request = Request(dict(principal), rule.endpoint if is_one_path else "/", rule_id=rule.id)
+    return request, tuple([name for name in rule.dimensions if name not in known])
 
 
 def check_override(change: Change) -> None:

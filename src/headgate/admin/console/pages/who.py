@@ -183,6 +183,7 @@ async def _shown(
         "rate": max(
             (each["per_second"] for each in await admin.reports.hot() if each["principal"] in shown), default=0
         ),
+        "default": admin.users.default_rule(),
         "tiers": admin.users.tiers(),
         "tier": admin.users.tier(caller.name) if caller.is_user else "",
         "fixed": fixed,
