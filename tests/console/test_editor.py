@@ -147,6 +147,26 @@ def test_viewers_neither_open_nor_send_an_editor(browsing: Browsing, plane: Plan
     assert plane.ask("GET", f"/rules/{rule}").json()["version"] == 1
 
 
+def test_what_was_deleted_meanwhile_is_made_again_only_when_asked_for_twice(plane: Plane) -> None:
+    rule = plane.rule()
+    body = {"id": rule, "limit": 5, "window": "1h"}
+    form = {"id": rule, "opened": "1", "version": "1", "do": "save", "base": json.dumps(body), "f.limit": "6"}
+    form["yaml"] = json.dumps(body)
+    headers = {"authorization": f"Bearer {plane.key('editor')}"}
+    plane.ask("DELETE", f"/rules/{rule}")
+    refused = httpx.post(f"{plane.address}/rule/edit", data=form, headers=headers)
+    assert refused.status_code == 409
+    assert "This rule was deleted meanwhile" in refused.text
+    made = httpx.post(f"{plane.address}/rule/edit", data={**form, "version": "0"}, headers=headers)
+    assert made.status_code == 303
+    assert plane.ask("GET", f"/rules/{rule}").json()["limit"] == 6
+    other = {**form, "opened": "3", "version": "3", "yaml": json.dumps({**body, "id": "another"})}
+    for wrong in (other, {**other, "yaml": json.dumps({"rule_id": "another", "limit": 1, "window": "1h"})}):
+        refused = httpx.post(f"{plane.address}/rule/edit", data=wrong, headers=headers)
+        assert refused.status_code == 400
+        assert "the id of a rule stays as it is" in refused.text
+
+
 BASE = {"id": "a", "limit": 5, "window": "1m", "replicas": 1, "when": {"region": "eu"}}
 
 

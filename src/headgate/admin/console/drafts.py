@@ -164,6 +164,11 @@ def merged(old: Any, ours: Draft, theirs: Any, rule_id: str) -> Draft:
     return draft._replace(problems=_problems(_document(draft.text), rule_id))
 
 
+def id_of(body: Mapping[str, Any]) -> str:
+    """Return the id that a rule says, right or wrong; empty if it says none."""
+    return str(body.get("id", body.get("rule_id", "")))
+
+
 def base_of(draft: Draft) -> str:
     """Return what the form sends as `base`."""
     return json.dumps(draft.body, ensure_ascii=False)
@@ -232,6 +237,6 @@ def _document(text: str) -> Document:
 def _problems(document: Document, rule_id: str) -> tuple[Finding, ...]:
     findings = Findings(document)
     RULE.read(document.data, (), findings)
-    if rule_id and isinstance(document.data, dict) and document.data.get("id", rule_id) != rule_id:
+    if rule_id and isinstance(document.data, dict) and id_of(document.data) not in {"", rule_id}:
         findings.add(("id",), "the id of a rule stays as it is", rule_id, "Make a new rule for another id.")
     return tuple(findings.problems())

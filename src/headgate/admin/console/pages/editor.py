@@ -42,7 +42,7 @@ class Edit(NamedTuple):
     @property
     def name(self) -> str:
         """The id under which it would be saved."""
-        return self.rule_id or str(self.draft.body.get("id", ""))
+        return self.rule_id or drafts.id_of(self.draft.body)
 
     @property
     def version(self) -> int:

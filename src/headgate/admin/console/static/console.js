@@ -71,6 +71,7 @@ function preview(form) {
     }
   };
   form.addEventListener("input", (event) => {
+    if (event.target.name === "reason") return; // which says nothing about what would be
     typed = event.target;
     latest += 1;
     clearTimeout(waiting);
