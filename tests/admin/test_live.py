@@ -246,6 +246,8 @@ def test_a_node_that_is_killed_leaves_the_figures_and_needs_attention(fleet: Fle
     answer = seen(one, lambda answer: "node_gone" in kinds(answer), "attention")
     states = {each["process"]: each["state"] for each in answer["nodes"]["items"]}
     assert states[gone.process.pid] == "gone"
+    (lost,) = [each for each in answer["nodes"]["items"] if each["state"] == "gone"]
+    assert (lost["store"]["state"], lost["rates"]) == ("unknown", None)
     assert ended.process.pid not in states, "one that was stopped is not missed"
 
 

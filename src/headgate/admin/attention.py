@@ -154,7 +154,7 @@ def _of_store(fleet: Fleet) -> Iterator[Attention]:
 
 def _of_stores(fresh: list[Figures]) -> Iterator[Attention]:
     """Return what is wrong with who has which store: limits hold for those together that share one."""
-    stores = sorted({each.store for each in fresh})
+    stores = sorted({each.store for each in fresh if each.store})
     if "memory" in stores and len(fresh) > 1:
         alone = sum(each.store == "memory" for each in fresh)
         yield Attention(

@@ -120,9 +120,9 @@ def _keys(keys: tuple[HotKey, ...]) -> list[dict[str, Any]]:
 
 
 def _node(node: NodeFigures, fleet: Fleet) -> dict[str, Any]:
-    status, figures = node.status, node.figures
-    is_fresh = figures is not None and figures.at > fleet.now - FRESH_US
-    known = figures if figures is not None else Figures()
+    status, known = node.status, node.figures or Figures()
+    is_fresh = known.at > fleet.now - FRESH_US
+    store = known if is_fresh else Figures()
     state = "gone" if is_gone(node, fleet) else "behind" if is_behind(node, fleet) else "ok"
     return {
         "id": status.id,
@@ -138,10 +138,17 @@ def _node(node: NodeFigures, fleet: Fleet) -> dict[str, Any]:
         "workers": known.workers,
         "enforcing": known.enforcing,
         "store": {
-            "name": known.store if figures is not None else "",
-            "state": ("down" if "open" in known.circuits.values() else "recovering") if known.circuits else "up",
-            "circuits": known.circuits,
-            "since": moment_text(known.troubled_since) if known.troubled_since else None,
+            "name": store.store,
+            "state": _store_state(store),
+            "circuits": store.circuits,
+            "since": moment_text(store.troubled_since) if store.troubled_since else None,
         },
         "rates": msgspec.structs.asdict(known.rates) if is_fresh else None,
     }
+
+
+def _store_state(figures: Figures) -> str:
+    """Return in what state the store is, by its circuits, as far as a node says so."""
+    if not figures.store:
+        return "unknown"
+    return ("down" if "open" in figures.circuits.values() else "recovering") if figures.circuits else "up"

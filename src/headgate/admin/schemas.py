@@ -254,7 +254,7 @@ _LIVE = record(
                             "store": record(
                                 {
                                     "name": (TEXT, "redis://redis-1:6379"),
-                                    "state": ({"enum": ["up", "recovering", "down"]}, "up"),
+                                    "state": ({"enum": ["up", "recovering", "down", "unknown"]}, "up"),
                                     "circuits": ({"type": "object"}, {}),
                                     "since": (some(MOMENT), None),
                                 }

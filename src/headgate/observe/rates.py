@@ -89,8 +89,8 @@ class Figures(msgspec.Struct, frozen=True):
     rules: tuple[RuleRates, ...] = ()
     hot: tuple[HotKey, ...] = ()
     denied: tuple[HotKey, ...] = ()
-    store: str = "memory"
-    """Its address, without a password."""
+    store: str = ""
+    """Its address, without a password; empty: not known."""
     circuits: dict[str, str] = {}
     """The servers of the store whose circuit is not closed; one that is alone has no name."""
     troubled_since: int = 0
