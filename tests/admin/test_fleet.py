@@ -35,15 +35,7 @@ class FleetService(Service):
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """Ask the admin plane."""
-        connection = HTTPConnection("127.0.0.1", self._port(r"admin +http://\S+:(\d+)"), timeout=SECONDS)
-        headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
-        try:
-            connection.request(method, f"/api/v1{path}", None if body is None else msgspec.json.encode(body), headers)
-            response = connection.getresponse()
-            content = response.read()
-            return response.status, msgspec.json.decode(content) if content else None
-        finally:
-            connection.close()
+        return self.admin(KEY, method, path, body)
 
     def metric(self, name: str) -> float:
         """What it shows of all workers together."""

@@ -37,6 +37,19 @@ def _rules(options: Sequence[str], environment: Mapping[str, str]) -> Sequence[s
     return () if given or {"HEADGATE_RULES", "HEADGATE_DATABASE"} & set(environment) else ("--rules", str(EXAMPLE))
 
 
+def _exchanged(port: int, method: str, path: str, body: object = None, **headers: str) -> tuple[int, bytes]:
+    """Ask on a connection of its own, and return the status and the content of the answer."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    try:
+        if body is not None:
+            headers["content-type"] = "application/json"
+        connection.request(method, path, None if body is None else msgspec.json.encode(body), headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
 class Service:
     """A service on free ports, once `started`.
 
@@ -134,22 +147,15 @@ class Service:
             connection.close()
 
     def get(self, path: str) -> tuple[int, bytes]:
-        connection = HTTPConnection("127.0.0.1", self.http_port, timeout=SECONDS)
-        try:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
+        return _exchanged(self.http_port, "GET", path)
 
     def post(self, path: str, body: object) -> tuple[int, bytes]:
-        connection = HTTPConnection("127.0.0.1", self.http_port, timeout=SECONDS)
-        try:
-            connection.request("POST", path, msgspec.json.encode(body), {"content-type": "application/json"})
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
+        return _exchanged(self.http_port, "POST", path, body)
+
+    def admin(self, key: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """Ask the admin plane."""
+        status, content = _exchanged(self.admin_port, method, f"/api/v1{path}", body, authorization=f"Bearer {key}")
+        return status, msgspec.json.decode(content) if content else None
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -11,7 +11,6 @@ from signal import SIGTERM
 from typing import Any
 
 import grpc
-import msgspec
 import pytest
 
 from headgate.server.rls import SHOULD_RATE_LIMIT
@@ -32,15 +31,7 @@ class Keys:
         self.service = running
 
     def admin(self, method: str, path: str, body: object = None, key: str = ADMIN) -> tuple[int, Any]:
-        connection = HTTPConnection("127.0.0.1", self.service.admin_port, timeout=SECONDS)
-        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-        try:
-            connection.request(method, f"/api/v1{path}", None if body is None else msgspec.json.encode(body), headers)
-            response = connection.getresponse()
-            content = response.read()
-            return response.status, msgspec.json.decode(content) if content else None
-        finally:
-            connection.close()
+        return self.service.admin(key, method, path, body)
 
     def made(self, **body: object) -> dict[str, str]:
         status, answer = self.admin("POST", "/keys", {"name": "edge", "role": "check", **body})

@@ -10,7 +10,6 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from tests.gateway.gateways import gateway, minimal, upstream
@@ -32,15 +31,7 @@ RULES = {
 
 
 def admin(node: Service, method: str, path: str, body: object = None, key: str = ADMIN) -> tuple[int, Any]:
-    connection = HTTPConnection("127.0.0.1", node.admin_port, timeout=SECONDS)
-    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-    try:
-        connection.request(method, f"/api/v1{path}", None if body is None else msgspec.json.encode(body), headers)
-        response = connection.getresponse()
-        content = response.read()
-        return response.status, msgspec.json.decode(content) if content else None
-    finally:
-        connection.close()
+    return node.admin(key, method, path, body)
 
 
 def rules_of(node: Service, key: str) -> set[str]:

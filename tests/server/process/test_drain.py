@@ -37,8 +37,13 @@ WORKERS_GRACE = {"headgate.server.supervisor._COMMAND": (sys.executable, "-P", "
 """The same for workers, which are programs of their own."""
 
 
-def assert_all_were_answered(found: Service, clients: Clients) -> None:
-    """No request has failed, none was cut off, and all that were taken have reached their clients."""
+def assert_drains(found: Service, *, keeps: bool = True) -> None:
+    """No request fails, none is cut off, and all that were taken reach their clients."""
+    with Clients(found.started().http_port, [f"u{number}" for number in range(8)], keeps=keeps) as clients:
+        clients.until_answered(20)
+        found.signal(signal.SIGTERM)
+        until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", SECONDS)
+    assert found.ended() == 0
     assert clients.failures == []
     assert "cut off" not in found.complained
     assert clients.answered == found.complained.count("headgate.access")
@@ -63,48 +68,24 @@ def redis() -> Iterator[RedisServer]:
 
 def test_one_process_drains_without_a_failed_request() -> None:
     with service(*COUNTED, program=altered(GRACE)) as found:
-        port = found.started().http_port
-        with Clients(port, [f"u{number}" for number in range(8)]) as clients:
-            clients.until_answered(20)
-            found.signal(signal.SIGTERM)
-            until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", SECONDS)
-        assert found.ended() == 0
-        assert_all_were_answered(found, clients)
+        assert_drains(found)
 
 
 def test_workers_drain_without_a_failed_request(redis: RedisServer) -> None:
     with service("--workers", "2", "--store", redis.address, *COUNTED, program=altered(WORKERS_GRACE)) as found:
-        port = found.started().http_port
-        with Clients(port, [f"w{number}" for number in range(8)]) as clients:
-            clients.until_answered(20)
-            found.signal(signal.SIGTERM)
-            until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", SECONDS)
-        assert found.ended() == 0
-        assert_all_were_answered(found, clients)
+        assert_drains(found)
 
 
 def test_those_who_connect_for_each_request_are_answered_or_refused_and_never_cut_off(redis: RedisServer) -> None:
     """A connection that the system took for a worker that stops is still served."""
     with service("--workers", "2", "--store", redis.address, *COUNTED, program=altered(WORKERS_GRACE)) as found:
-        port = found.started().http_port
-        with Clients(port, [f"c{number}" for number in range(8)], keeps=False) as clients:
-            clients.until_answered(20)
-            found.signal(signal.SIGTERM)
-            until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", SECONDS)
-        assert found.ended() == 0
-        assert_all_were_answered(found, clients)
+        assert_drains(found, keeps=False)
 
 
 def test_where_the_system_refuses_the_filter_it_drains_as_well() -> None:
     """Some do, to users without privileges."""
     with service(*COUNTED, program=altered({"headgate.server.ports._ATTACH_FILTER": 9999, **GRACE})) as found:
-        port = found.started().http_port
-        with Clients(port, [f"r{number}" for number in range(8)]) as clients:
-            clients.until_answered(20)
-            found.signal(signal.SIGTERM)
-            until(lambda: all(client.was_refused for client in clients.all), "all have seen the end", SECONDS)
-        assert found.ended() == 0
-        assert_all_were_answered(found, clients)
+        assert_drains(found)
         assert "Traceback" not in found.complained
 
 
