@@ -173,6 +173,8 @@ def test_callers_are_found(plane: Plane, browsing: Browsing) -> None:
     page.goto("/who")  # which shows callers as logs do
     page.get_by_role("row").filter(has_text=Principals().shown(f"{base}-two")).get_by_role("link").first.click()
     expect(heading).to_have_text(f"{base}-two")
+    page.goto("/who?address=nowhere")
+    expect(page.get_by_role("alert")).to_contain_text("ip is an address such as")
     find(page, f"{base}-three")
     expect(page.locator("main")).to_contain_text("Nothing is known about")
     page.get_by_role("link", name="Look at it as a user").click()
@@ -247,7 +249,8 @@ def test_rules_in_a_file_are_only_looked_at(browsing: Browsing, tmp_path: Path) 
     )
     with running_plane("--rules", str(rules)) as fixed:
         page = browsing.open("admin", at=fixed)
-        page.goto("/")
+        page.goto("/who")
+        expect(page.locator("main")).to_contain_text("Nobody was refused")
         find(page, "ada")
         expect(page.get_by_role("status")).to_contain_text("in the rules file")
         expect(page.get_by_role("listitem").filter(has_text="each")).to_contain_text("of 9 used")

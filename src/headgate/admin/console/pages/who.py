@@ -117,6 +117,8 @@ async def _found(request: _WebRequest, admin: AdminService, text: str) -> Respon
     exact = {Caller("consumer", name) for name, key in consumers if name == text} | {*keys}
     exact |= {Caller(kind, text) for kind, count in refused.items() if count}
     exact |= {Caller("user", name) for name, _ in users if name == text}
+    busy = [each["dimension"] for each in await admin.reports.hot() if each["principal"] in shown_as("", text)]
+    exact |= {Caller(_KINDS[dimension], text) for dimension in busy if dimension in _KINDS}
     if parse(text) is not None:
         exact.add(Caller("address", text))
     if Caller("consumer", text) in exact:  # who is a user, and whose keys are called so
@@ -152,7 +154,7 @@ async def _shown(
     saved, done = query.get("saved", ""), query.get("done", "")
     late = (await _or(admin.reports.behind(_PATIENCE), (0, [])))[1] if saved or done else []
     special, is_away = await _special(admin, caller)
-    overrides, uses, total, problem = special.body.get("overrides", {}), list[RuleUse](), 0, error
+    overrides, uses, total, problem = special.body.get("overrides", {}), list[RuleUse](), 0, ""
     named = {name: shown_as(name, caller.name) for name in caller.principal}
     shown = set[str]().union(*named.values())
     first = next(iter(named))
@@ -164,7 +166,7 @@ async def _shown(
             listed = admin.users.listed(caller.principal)
             uses, total = await admin.users.uses(caller.principal, offset, _ROWS, {*overrides, *refusing})
         except UsageError as wrong:
-            problem = error or wrong
+            problem = str(wrong)
     consumer = await _or(admin.consumers.get(caller.name), None) if caller.kind == "consumer" else None
     fixed = _fixed(admin, is_away=is_away)
     has_warnings = saved in overrides and not fixed
@@ -191,7 +193,8 @@ async def _shown(
         "saved": saved,
         "warnings": await admin.users.without_effect(special.body, saved) if has_warnings else [],
         "done": done,
-        "error": _said(problem),
+        "error": _said(error),
+        "problem": problem,
     }
     return page(request, "caller.html", status=_status(error), **known)
 
