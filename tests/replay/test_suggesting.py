@@ -198,10 +198,13 @@ def test_the_limit_does_not_follow_outliers_but_does_follow_the_many() -> None:
 def test_those_who_come_once_do_not_hide_those_who_come_often() -> None:
     often = [request(minute * MINUTE, f"often{each}") for each in range(120) for minute in range(5) for _ in range(6)]
     once = [request(minute * MINUTE, f"once{minute}-{each}") for minute in range(5) for each in range(4000)]
-    overall = suggested(sorted([*often, *once])).rules[0]
-    assert overall.reasons[0].endswith("by 20,120 users. Percentiles are those of 120 with 10 requests or more.")
+    promotion = [request(each, f"once{each}", "/promotion") for each in range(4000)]
+    found = suggested(sorted([*often, *once, *promotion]))
+    (overall,) = found.rules
+    assert overall.reasons[0].endswith("by 24,120 users. Percentiles are those of 120 with 10 requests or more.")
     assert overall.rule.quotas[0].limit == 12
     assert overall.over == []
+    assert "Busy endpoints without a rule, as too few users who come often use them: 1." in found.about
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from headgate.replay.use import WINDOWS, Usage, Use
 REGULAR, LEAST_REGULARS = 10, 100
 """The percentiles are those of principals with so many requests, if there are so many of them."""
 _LEAST_SAMPLED = 10
+"""With fewer of them for an endpoint, no limit is suggested for it."""
 LEAST_LIMIT = 5
 """No limit is lower: where one request is usual, a second try is no abuse."""
 GAP, LEAST_OUTLIER = 3, 10
@@ -69,6 +70,8 @@ class Suggested(NamedTuple):
     reasons: Sequence[str]
     over: Sequence[Over]
     """Those who used more than it, the worst first."""
+    has_regulars: bool
+    """Whether the percentiles are those of principals who come often."""
 
 
 class Suggestion(NamedTuple):
@@ -118,7 +121,7 @@ class Suggester:
         self._by, self._field = by, field
         self._headroom, self._most_endpoints, self._shadow = headroom, most_endpoints, shadow
         self._usage = usage or Usage()
-        self.lines = self.without_principal = self.invalid = self.refused = 0
+        self.lines = self.without_principal = self.invalid = self.refused = self.unsuggested = 0
         self._began, self._ended = 1 << 62, 0
 
     def read(self, entries: Iterable[Entry], step: Callable[[], object] = lambda: None) -> None:
@@ -165,11 +168,13 @@ class Suggester:
             raise UsageError(
                 f"no request of the {self.lines:,} in the log has {_article(people)}: see --by and --column"
             )
-        overall = self._suggested(None, f"all-per-{self._by}")
+        overall = self._suggested(None, f"all-per-{self._by}", LEAST_REGULARS)
         rules, ids = [overall], {overall.rule.id}
         for endpoint in self._endpoints():
-            each = self._suggested(endpoint, _id(endpoint, ids))
-            if _acts_before(each.rule, overall.rule):
+            each = self._suggested(endpoint, _id(endpoint, ids), 0 if overall.has_regulars else LEAST_REGULARS)
+            if overall.has_regulars and not each.has_regulars:
+                self.unsuggested += 1
+            elif _acts_before(each.rule, overall.rule):
                 ids.add(each.rule.id)
                 rules.append(each)
         return Suggestion(rules, [*self._about(people)])
@@ -179,7 +184,7 @@ class Suggester:
         found = [each for each in self._usage.endpoints if each.requests >= LEAST_SHARE * self._usage.requests]
         return sorted(found, key=lambda each: (-each.requests, str(each)))[: self._most_endpoints]
 
-    def _suggested(self, endpoint: Endpoint | None, name: str) -> Suggested:
+    def _suggested(self, endpoint: Endpoint | None, name: str, least_regulars: int) -> Suggested:
         """Return the rule for an endpoint, or for all."""
         usage, people = self._usage, _PEOPLE.get(self._by, self._by)
         has_hours = self._ended - self._began >= WINDOWS[1][1]
@@ -189,7 +194,7 @@ class Suggester:
         ]
         outliers = set[str]().union(*(each.outliers for each in measured))
         for each in measured:
-            each.leave_out(outliers)
+            each.leave_out(outliers, least_regulars)
         kept = [each for each in measured[:-1] if each.limit < measured[-1].limit] + measured[-1:]
         if len(kept) == 2 and kept[1].limit >= 60 * kept[0].limit:
             kept.pop()
@@ -213,7 +218,7 @@ class Suggester:
             methods=frozenset({endpoint.method} if endpoint and endpoint.method else ()),
             shadow=self._shadow,
         )
-        return Suggested(rule, [printable(reason) for reason in reasons], over)
+        return Suggested(rule, [printable(reason) for reason in reasons], over, first.regulars > 0)
 
     def _about(self, people: str) -> Iterator[str]:
         span = self._ended - self._began
@@ -232,6 +237,9 @@ class Suggester:
             yield f"There are many {_plural(people)}: one of {1 << self._usage.level} was measured, drawn by chance."
         if span < _DAY_US:
             yield "The log covers less than a day: busier hours may need more."
+        if self.unsuggested:
+            few = f"too few {_plural(people)} who come often use them"
+            yield f"Busy endpoints without a rule, as {few}: {self.unsuggested}."
         if self.refused:
             yield f"Requests that were answered 429: {self.refused:,}. Without that limit, there may have been more."
         if self.without_principal:
@@ -254,13 +262,13 @@ class _Measured:
         """How many principals the percentiles are taken from, if not from all."""
         self.limit = 0
 
-    def leave_out(self, outliers: set[str]) -> None:
+    def leave_out(self, outliers: set[str], least_regulars: int) -> None:
         """Take the percentiles and the limit from the others."""
         sampled = self._use.peaks.keys() if self._use.sampled is None else self._use.sampled
         counted = [each for each in sampled if each not in outliers]
         regulars = [each for each in counted if self._use.requests[each] >= REGULAR]
         standing_for = len(regulars) * self._use.weight
-        if standing_for >= LEAST_REGULARS and len(regulars) >= _LEAST_SAMPLED:
+        if standing_for >= least_regulars and len(regulars) >= _LEAST_SAMPLED:
             self.regulars = standing_for
         self._normal = sorted(map(self._use.peaks.__getitem__, regulars if self.regulars else counted))
         self.limit = max(LEAST_LIMIT, rounded_up(ceil(self.percentile(99.9) * self._headroom)))
