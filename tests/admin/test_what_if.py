@@ -18,6 +18,7 @@ from sqlalchemy import func, select
 
 from headgate.admin import usage, what_if
 from headgate.admin.database import Database
+from headgate.admin.objects import ObjectKind
 from headgate.admin.tables import use_histograms, use_principals, use_windows
 from headgate.admin.usage import UsageWriter
 from headgate.admin.what_if import HOUR_US, LATE_US, Estimate, UseBucket, estimated, width_of
@@ -29,6 +30,7 @@ from headgate.engine import AsyncEngine
 from headgate.observe.principal_use import MINUTE_US, PrincipalUse, WindowUse
 from headgate.observe.recorder import Recorder
 from headgate.policy.loading import from_data, rule_from_data
+from headgate.policy.problems import InvalidRules
 from headgate.policy.request import Request
 from headgate.server.decisions import Decisions
 from tests.admin.test_api import DOCUMENT, plane
@@ -340,6 +342,30 @@ class TestAsking:
                     assert (await ask(wrong)).status_code == 400, wrong
                 missing = await admin.ask("GET", "/api/v1/rules/nowhere/what-if?limit=1", role="viewer")
                 assert missing.status_code == 404
+
+        asyncio.run(main())
+
+    def test_a_rule_is_tried_with_its_tiers_and_nothing_is_changed(self, url: str) -> None:
+        """What is said of the rule's own limit and of those in tiers, and of limits that cannot be compared."""
+
+        async def main() -> None:
+            async with plane(url) as admin, opened(url) as database:
+                await self.used(database)
+                rule, revision = DOCUMENT["rules"][0], await admin.catalog.revision()
+                tried = await admin.service.try_rule("orders-user", {**rule, "limit": 4})
+                assert [(each["tier"], each["day"]["refused"]) for each in tried["what_if"]] == [("", 6)]
+                assert (tried["before"]["limit"], tried["after"]["limit"], tried["state"]) == (5, 4, "kept")
+                tried = await admin.service.try_rule("orders-user", {**rule, "window": "1h", "shadow": True})
+                assert (tried["what_if"], tried["not_comparable"], tried["state"]) == ([], ["5/hour"], "afresh")
+                tried = await admin.service.try_rule("new", {"id": "new", "limit": 4, "window": "1m"})
+                assert (tried["before"], tried["after"]["limit"]) == (None, 4)
+                with pytest.raises(InvalidRules, match="no rule 'nowhere'"):
+                    await admin.service.try_rule("orders-user", {**rule, "replaces": ["nowhere"]})
+                assert await admin.catalog.revision() == revision
+                await admin.ask("PATCH", "/api/v1/rules/orders-user", {"shadow": True})
+                filters = [{"enabled": True, "shadow": flag} for flag in (True, False)]
+                found = [(await admin.service.page(ObjectKind.RULE, each, "id", 0, 9)).total for each in filters]
+                assert found == [1, 2]
 
         asyncio.run(main())
 
