@@ -227,7 +227,8 @@ class Users:
 
     def listed(self, principal: Mapping[str, str]) -> str:
         """Return why somebody is let through or refused whatever the limits are; empty if it depends on them."""
-        return self._engine.policy.select(Request(dict(principal)), self._engine.clock.now()).reason
+        reason = self._engine.policy.select(Request(dict(principal)), self._engine.clock.now()).reason
+        return "" if reason.startswith(f"{ENDPOINT} ") else reason  # of the path, which nobody has said
 
     async def uses(
         self, principal: Mapping[str, str], offset: int = 0, most: int | None = None, first: Collection[str] = ()
