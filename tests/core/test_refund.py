@@ -234,7 +234,7 @@ _QUEUES = st.builds(
 _STEPLESS = odd_buckets().filter(lambda quota: quota.refill_every_us == 1)  # the steps are those of the first use
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.one_of(quotas(), _QUEUES, _STEPLESS), st.data())
 def test_never_is_more_left_than_without_the_charge(quota: Quota, data: st.DataObject) -> None:
     interval = max(1, quota.window_us // max(1, quota.limit))

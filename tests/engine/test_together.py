@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import InvalidCost, MemoryStore
@@ -326,7 +326,6 @@ WHO = st.sampled_from(["ada", "bob"])
 PARTS = st.lists(st.builds(user, WHO, st.integers(0, 3)), min_size=1, max_size=4)
 
 
-@settings(max_examples=100)
 @given(st.lists(PARTS, max_size=8))
 def test_no_limit_ever_admits_more_than_it_has(asked: list[list[JointRequest]]) -> None:
     with Engine(load(RULES), clock=ManualClock()) as engine:

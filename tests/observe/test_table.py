@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import UsageError
@@ -159,7 +159,6 @@ def test_a_reader_sees_every_series_whole_while_a_writer_adds_more(memory: bytea
     assert [each.values for each in readings[-1]] == [(rule,) for rule in range(3000)]
 
 
-@settings(max_examples=50)
 @given(st.lists(st.tuples(st.text(max_size=300), st.sampled_from(["allowed", "denied"]))))
 def test_any_label_is_found_again(names: list[tuple[str, str]]) -> None:
     memory = bytearray(SIZE)

@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.policy.changing import BodyChange, changed, put
@@ -97,7 +97,6 @@ def answers(policy: Policy) -> list[object]:
     return found
 
 
-@settings(max_examples=60)
 @given(st.lists(st.lists(STEPS, min_size=1, max_size=2), min_size=1, max_size=8))
 def test_rules_changed_step_by_step_are_those_that_were_read_as_a_whole(
     steps: list[list[BodyChange]],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.policy.dumping import to_data, to_yaml
@@ -15,7 +15,6 @@ from tests.policy.written import GOOD, rulesets
 
 
 @given(rulesets())
-@settings(max_examples=60)
 def test_rules_survive_data_json_and_yaml(ruleset: Ruleset) -> None:
     data = to_data(ruleset)
     assert from_data(data) == ruleset

@@ -102,7 +102,6 @@ def places(data: Any) -> list[tuple[Any, Any]]:
 
 
 @given(rulesets(), st.data())
-@settings(max_examples=100)
 def test_damage_is_found_by_both_or_by_neither(ruleset: Ruleset, data: st.DataObject) -> None:
     written = copy.deepcopy(to_data(ruleset))
     for _ in range(data.draw(st.integers(1, 2))):

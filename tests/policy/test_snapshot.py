@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InvalidRule, UsageError
@@ -320,7 +320,6 @@ _ASKED = [
 ]
 
 
-@settings(max_examples=60)
 @given(st.lists(st.lists(st.one_of(_USERS, _USERS, _LIMITS, _SETTINGS), min_size=1, max_size=3), max_size=8))
 def test_a_policy_that_was_renewed_step_by_step_is_one_that_was_made_afresh(
     tmp_path_factory: pytest.TempPathFactory, steps: list[list[BodyChange]]

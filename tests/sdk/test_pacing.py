@@ -306,7 +306,6 @@ ABSURD_FIELDS = st.lists(
 ).map(lambda fields: [*fields, *[("RateLimit", f'"a";r={value};t={value}') for _, value in fields[:1]]])
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     answers=st.lists(st.tuples(st.sampled_from([200, 429, 503, 403]), ABSURD_FIELDS), min_size=1, max_size=6),
     shared=st.booleans(),

@@ -15,8 +15,6 @@ class TestMemory(StoreConformance):
 
 
 class TestMemoryTraces(StoreTraces):
-    examples = 300
-
     def make_store(self, clock: ManualClock) -> Store:
         return MemoryStore(clock=clock)
 

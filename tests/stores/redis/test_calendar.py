@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -43,7 +43,6 @@ def told(script: Script, now: int, thought: int, plan: Plan) -> Decision:
 class TestClocksThatDiffer:
     """The server's time counts. By less than a period, the process's clock may be wrong."""
 
-    @settings(max_examples=100)
     @given(
         st.sampled_from(["day", "week", "month", "year"]),
         st.sampled_from(["Europe/Berlin", "Australia/Lord_Howe", "America/Sao_Paulo", "UTC"]),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.decision import Decision
@@ -65,7 +65,6 @@ _VERBS = st.sampled_from([Verb.CHECK, Verb.CHECK, Verb.PEEK, Verb.REFUND, Verb.R
 _ASKED = st.tuples(_VERBS, st.sampled_from("abc"), st.integers(1, 5), st.sampled_from([0, 1, 2]))
 
 
-@settings(max_examples=50)
 @given(picks=st.lists(st.sampled_from(QUOTAS), min_size=3, max_size=3), asked=st.lists(_ASKED, min_size=1, max_size=40))
 def test_one_call_for_many_plans_answers_as_one_call_each(
     server: RedisServer, picks: list[Quota], asked: list[tuple[Verb, str, int, int]]

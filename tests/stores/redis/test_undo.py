@@ -114,7 +114,7 @@ def histories(draw: st.DrawFn) -> tuple[Quota, int, list[list[tuple[int, int]]]]
     return quota, draw(costs), [draw(requests), draw(requests), draw(requests)]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200)
 @given(histories(), st.data())
 def test_never_is_more_left_than_without_the_charge(
     script: Script, history: tuple[Quota, int, list[list[tuple[int, int]]]], data: st.DataObject
@@ -143,7 +143,6 @@ def test_never_is_more_left_than_without_the_charge(
         both.compare()
 
 
-@settings(max_examples=200, deadline=None)
 @given(quotas(), st.data())
 def test_undone_at_once_it_is_as_if_never_made(script: Script, quota: Quota, data: st.DataObject) -> None:
     """Also when others were admitted in the same microsecond, as all are that travel together."""
@@ -250,7 +249,7 @@ def test_every_limit_of_a_plan_is_undone(script: Script) -> None:
     assert [part.remaining for part in undone.limits] == [3] * 6
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100)
 @given(
     ANY,
     st.lists(
