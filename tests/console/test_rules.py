@@ -5,6 +5,7 @@ from __future__ import annotations
 from playwright.sync_api import expect
 
 from headgate.admin.console.charts import Series, of_series, stacked
+from headgate.admin.console.rendering import difference
 from tests.console.browsing import Browsing, assert_accessible, assert_fits
 from tests.console.planes import Plane
 
@@ -106,3 +107,19 @@ def test_a_chart_has_round_marks_and_says_when() -> None:
         ("shadow", 33.75, 3.75),
     ]
     assert stacked(hours, [Series("None", "bad", [0] * 24)]).is_empty
+
+
+def test_a_difference_is_quick_and_short_however_long_the_bodies() -> None:
+    """Nothing else is decided by this process while it is made."""
+    before = [{"user": f"user-{n}"} for n in range(20_000)]
+    assert [each for each in difference(before, [*before[:9], *before[10:]]) if each[0]] == [
+        ("removed", "- - user: user-9")
+    ]
+    old, new = ({"when": {f"{name}{n}": f"value-{n}" for n in range(5000)}} for name in "ab")
+    assert len(difference(old, new)) < 1100
+    assert len(difference(None, before)) < 1100
+    assert difference({"a": 1, "b": 2}, {"a": 1, "b": 3}) == [
+        ("", "  a: 1"),
+        ("removed", "- b: 2"),
+        ("added", "+ b: 3"),
+    ]

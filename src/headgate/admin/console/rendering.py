@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -22,6 +23,8 @@ _POLICY = (
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_LONG, _MOST_PARTS, _MOST_LINES = 400, 200, 500
+"""Values from which on a difference is shown in part; and how much of it: parts of each body, and lines."""
 NOTHING = "\u2013"
 """Stands where there is no number."""
 _SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
@@ -128,10 +131,61 @@ def link(path: str, /, **query: Any) -> str:
 
 
 def difference(before: Any, after: Any) -> list[tuple[str, str]]:
-    """Return two bodies as lines of YAML, each with whether it was added, removed or stays; None has no lines."""
-    old, new = ([] if body is None else data_to_yaml(body).rstrip("\n").split("\n") for body in (before, after))
-    kinds = {"+ ": "added", "- ": "removed", "  ": ""}
-    return [(kinds[text[:2]], text) for text in difflib.ndiff(old, new) if text[:2] in kinds]
+    """Return two bodies as lines of YAML, each with whether it was added, removed or stays; None has no lines.
+
+    Of long bodies, most of what stays is left out, and so are changes beyond the first.
+    """
+    whole = _count(before) + _count(after)
+    if whole > _LONG:
+        before, after = _differing(before, after)
+    old, new = (_lines(body) if body is not None and (body or whole <= _LONG) else [] for body in (before, after))
+    found = []
+    for _, begin, end, new_begin, new_end in difflib.SequenceMatcher(None, old, new).get_opcodes():
+        if old[begin:end] == new[new_begin:new_end]:
+            found += [("", f"  {text}") for text in old[begin:end]]
+        else:
+            found += [("removed", f"- {text}") for text in old[begin:end]]
+            found += [("added", f"+ {text}") for text in new[new_begin:new_end]]
+    return [*found, ("", "  \u2026")] if whole > _LONG else found
+
+
+def _lines(body: Any) -> list[str]:
+    return data_to_yaml(body).rstrip("\n").split("\n")[:_MOST_LINES]
+
+
+def _count(body: Any) -> int:
+    """Return how many values a body has."""
+    inner = body.values() if isinstance(body, dict) else body if isinstance(body, list) else ()
+    return 1 + sum(map(_count, inner))
+
+
+def _differing(before: Any, after: Any) -> tuple[Any, Any]:
+    """Return the first parts of two bodies that differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        names = [name for name in {**before, **after} if before.get(name) != after.get(name)][:_MOST_PARTS]
+        pairs = {name: _differing(before.get(name), after.get(name)) for name in names}
+        old, new = (
+            {name: pair[side] for name, pair in pairs.items() if name in body}
+            for side, body in enumerate((before, after))
+        )
+        return old, new
+    if isinstance(before, list) and isinstance(after, list):
+        begin = _alike(before, after)
+        end = _alike(before[begin:][::-1], after[begin:][::-1])
+        before, after = (body[begin : len(body) - end] for body in (before, after))
+    return _first_parts(before), _first_parts(after)
+
+
+def _alike(before: list[Any], after: list[Any]) -> int:
+    """Return how many parts are equal at the beginning of two lists."""
+    pairs = enumerate(zip(before, after, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(before), len(after)))
+
+
+def _first_parts(body: Any) -> Any:
+    if isinstance(body, dict):
+        return {name: _first_parts(part) for name, part in islice(body.items(), _MOST_PARTS)}
+    return [_first_parts(part) for part in body[:_MOST_PARTS]] if isinstance(body, list) else body
 
 
 def written(value: float) -> str:
@@ -151,7 +205,6 @@ _PARENTS = {
     "/revision": "/revisions",
     "/undo": "/revisions",
     "/consumer": "/consumers",
-    "/user": "/who",
 }
 """Pages that are below one in the navigation."""
 _TEMPLATES = jinja2.Environment(
