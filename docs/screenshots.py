@@ -12,14 +12,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 ROOT = Path(__file__).parents[1]
 IMAGES = Path(__file__).parent / "images"
@@ -27,8 +27,13 @@ LARGEST = 250_000
 """Bytes of a picture."""
 PATIENCE = 300
 """Seconds for the demo to be ready."""
-PHONE, DESK = {"width": 360, "height": 740}, {"width": 1280, "height": 860}
-COLOURS: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+PHONE: ViewportSize = {"width": 360, "height": 740}
+DESK: ViewportSize = {"width": 1280, "height": 860}
+PICTURES: Mapping[Literal["light", "dark"], Sequence[str]] = {
+    "light": ("overview", "rules", "rule", "editor", "who", "try", "revisions", "nodes"),
+    "dark": ("overview", "rule", "who"),
+}
+ON_PHONE = ("overview", "who")
 
 
 def _show_rule(page: Page, _: Mapping[str, Any]) -> None:
@@ -42,6 +47,17 @@ def _show_customer(page: Page, known: Mapping[str, Any]) -> None:
     page.wait_for_url("**/who?**")
 
 
+def _show_editor(page: Page, _: Mapping[str, Any]) -> None:
+    page.goto("/rule/edit?id=login-address")
+    page.locator("[name='f.limit']").fill("5")
+    page.locator("[name='f.limit']").blur()
+    page.wait_for_selector("#effects .removed, #effects .added")
+
+
+def _show_trial(page: Page, known: Mapping[str, Any]) -> None:
+    page.goto(f"/try?method=GET&path=/api/v1/search&user={known['customer']}")
+
+
 def _at(path: str) -> Callable[[Page, Mapping[str, Any]], object]:
     return lambda page, _: page.goto(path)
 
@@ -50,11 +66,18 @@ PAGES: Mapping[str, Callable[[Page, Mapping[str, Any]], object]] = {
     "overview": _at("/"),
     "rules": _at("/rules"),
     "rule": _show_rule,
+    "editor": _show_editor,
     "who": _show_customer,
-    "try": _at("/try"),
+    "try": _show_trial,
     "revisions": _at("/revisions"),
     "nodes": _at("/nodes"),
 }
+
+
+_SERIES: Sequence[tuple[str, ViewportSize, Mapping[Literal["light", "dark"], Sequence[str]]]] = (
+    ("", DESK, PICTURES),
+    ("phone-", PHONE, {"light": ON_PHONE}),
+)
 
 
 @contextmanager
@@ -112,18 +135,18 @@ def main() -> None:
         browser = playwright.chromium.launch(
             executable_path=program, chromium_sandbox=False, args=["--disable-dev-shm-usage"]
         )
-        for kind, size, colours in (("", DESK, COLOURS), ("phone-", PHONE, COLOURS[:1])):
-            context = browser.new_context(base_url=known["console"], viewport=size, reduced_motion="reduce")  # type: ignore[arg-type]
+        for kind, size, pictures in _SERIES:
+            context = browser.new_context(base_url=known["console"], viewport=size, reduced_motion="reduce")
             page = context.new_page()
             page.goto("/login")
             page.locator("input[name=key]").fill(known["keys"]["admin"])
             page.locator("input[name=key]").press("Enter")
             page.wait_for_url(known["console"])
             page.wait_for_timeout(5000)  # all nodes write their figures only while somebody looks
-            for name in options.only if not kind else [each for each in ("overview", "who") if each in options.only]:
-                PAGES[name](page, known)
-                for colour in colours:
-                    page.emulate_media(color_scheme=colour)
+            for colour, names in pictures.items():
+                page.emulate_media(color_scheme=colour)
+                for name in [each for each in names if each in options.only]:
+                    PAGES[name](page, known)
                     page.wait_for_timeout(1500)  # figures that are live
                     _write(f"{kind}{name}-{colour}", page.screenshot())
             context.close()

@@ -210,6 +210,7 @@ def test_an_address_is_reset_and_let_through(plane: Plane, browsing: Browsing) -
 def test_what_a_consumer_is_given_holds_for_its_keys(plane: Plane, browsing: Browsing) -> None:
     rule, name, page = plane.rule(limit=1, dimension="apikey"), plane.unique("shop"), browsing.open("editor")
     plane.ask("POST", "/consumers", {"name": name})
+    plane.rule(enabled=False)  # of which there is nothing to reset
 
     def passes() -> bool:
         asked = {"principal": {"user": name, "apikey": name}, "endpoint": f"/{rule}"}

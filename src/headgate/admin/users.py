@@ -283,7 +283,8 @@ class Users:
     async def reset_caller(self, principal: Mapping[str, str], rules: Sequence[str], actor: Actor) -> dict[str, Any]:
         """Forget what a principal used of the limits that no other one shares, or of the rules that are named."""
         policy = self._engine.policy
-        known = [rule.id for rule in policy.rules.values() if not principal.keys().isdisjoint(rule.dimensions)]
+        enabled = [rule for rule in policy.rules.values() if rule.rule.enabled]
+        known = [rule.id for rule in enabled if not principal.keys().isdisjoint(rule.dimensions)]
         done: list[str] = []
         for rule_id in rules or known:
             rule = policy.rules.get(rule_id)

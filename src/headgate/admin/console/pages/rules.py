@@ -61,7 +61,9 @@ async def rules(
     if not isinstance(admin.rules, FileRules):
         series = await admin.reports.series([each.id for each in listed], None, _SPARK_US // 1_000_000)
         times = range((epoch_us() - HOUR_US) // _SPARK_US * _SPARK_US, epoch_us(), _SPARK_US)
-        lately = {name: charts.sums(points, times) for name, points in series["rules"].items()}
+        for name, points in series["rules"].items():
+            *over, present = charts.sums(points, times)  # a step that is not over would look like a fall
+            lately[name] = over if any(over) else [*over, present]
         totals = series["totals"]
     given = {"q": q, "tier": tier, "only": only if only in STATES else ""}
     known: dict[str, Any] = {"rules": listed, "total": found.total, "offset": offset, "rows": _ROWS, "words": words}
