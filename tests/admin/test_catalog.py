@@ -20,10 +20,10 @@ from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
 from headgate.admin.objects import InUse, ObjectKind, Operation, UnknownObject, VersionConflict, operations_between
 from headgate.admin.tables import overrides
+from headgate.config.problems import InvalidRules
 from headgate.policy.changing import BodyChange, changed, put
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
-from headgate.policy.problems import InvalidRules
 from tests.policy.test_changing import DOCUMENT as RULES
 from tests.policy.test_changing import STEPS
 

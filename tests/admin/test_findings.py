@@ -16,10 +16,10 @@ from headgate.admin.database import Database
 from headgate.admin.keys import AdminKeys, KeyRole
 from headgate.admin.tables import audit
 from headgate.admin.usage import MINUTE_US, UsageBatch
+from headgate.config.times import moment_text
 from headgate.core.calendar import DAY_US
 from headgate.observe.recorder import ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED
 from headgate.policy.loading import from_data
-from headgate.policy.times import moment_text
 
 ME = Actor("me")
 NOW = 1_800_000_000_000_000 // DAY_US * DAY_US + DAY_US // 2

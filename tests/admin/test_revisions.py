@@ -18,10 +18,10 @@ from headgate.admin.follower import NodeStatus, _register
 from headgate.admin.objects import InUse, ObjectKind, Operation, UnknownObject
 from headgate.admin.revisions import Conflict, Superseded
 from headgate.admin.tables import epoch_us
+from headgate.config.problems import InvalidRules
+from headgate.config.times import moment_text
 from headgate.core.calendar import DAY_US
 from headgate.policy.changing import BodyChange
-from headgate.policy.problems import InvalidRules
-from headgate.policy.times import moment_text
 from tests.admin.test_api import Admin
 from tests.admin.test_api import on as on_plane
 from tests.admin.test_catalog import DOCUMENT, ME, on, without_times

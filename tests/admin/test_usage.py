@@ -21,12 +21,12 @@ from headgate.admin.keys import AdminKeys, KeyRole
 from headgate.admin.statements import AT_ONCE
 from headgate.admin.tables import epoch_us, usage_hours, usage_minutes
 from headgate.admin.usage import HOUR_US, MINUTE_US, UsageBatch, UsageWriter
+from headgate.config.times import moment_text
 from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
 from headgate.observe.metrics import CALLER_ASKED_AT, DECISION_DURATION, PEEKS, UNLIMITED
 from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_DENIED, Recorder, RuleSeries
 from headgate.observe.workers import Slots
-from headgate.policy.times import moment_text
 from tests.admin.test_api import plane
 from tests.admin.test_refusals import refusal
 from tests.postgres import PostgresServer

@@ -22,6 +22,7 @@ from headgate.admin.objects import ObjectKind
 from headgate.admin.tables import use_histograms, use_principals, use_windows
 from headgate.admin.usage import UsageWriter
 from headgate.admin.what_if import HOUR_US, LATE_US, Estimate, UseBucket, estimated, width_of
+from headgate.config.problems import InvalidRules
 from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
 from headgate.core.plan import Limit
@@ -30,7 +31,6 @@ from headgate.engine import AsyncEngine
 from headgate.observe.principal_use import MINUTE_US, PrincipalUse, WindowUse
 from headgate.observe.recorder import Recorder
 from headgate.policy.loading import from_data, rule_from_data
-from headgate.policy.problems import InvalidRules
 from headgate.policy.request import Request
 from headgate.server.decisions import Decisions
 from tests.admin.test_api import DOCUMENT, plane

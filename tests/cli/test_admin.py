@@ -17,7 +17,7 @@ import pytest
 
 from headgate.admin.tables import epoch_us
 from headgate.cli.__main__ import main
-from headgate.policy.times import moment_text
+from headgate.config.times import moment_text
 from headgate.server.configuration import EXAMPLE
 from tests.server.process.service import SECONDS, Service
 from tests.servers import free_port, until

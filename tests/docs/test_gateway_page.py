@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from headgate.cli.__main__ import main
+from headgate.config.schema import ListOf, MapOf, Record
 from headgate.gateway.forms import GATEWAY
 from headgate.gateway.loading import load_gateway
 from headgate.gateway.running import _FIXED
 from headgate.gateway.scalars import OneOrMore
-from headgate.policy.schema import ListOf, MapOf, Record
 from tests.docs.test_blocks import ROOT, blocks_of
 from tests.gateway.gateways import PATIENT, Gateway, gateway, upstream
 from tests.servers import free_port

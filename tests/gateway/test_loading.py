@@ -13,10 +13,10 @@ import jsonschema
 import pytest
 import yaml
 
+from headgate.config.problems import InvalidRules
 from headgate.gateway.forms import gateway_schema
 from headgate.gateway.loading import load_gateway
 from headgate.gateway.model import Cors, HealthCheck, UpstreamEndpoint
-from headgate.policy.problems import InvalidRules
 from tests.server.process.certificates import Authority
 
 DIGEST = "0" * 64

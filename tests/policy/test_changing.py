@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.config.problems import InvalidRules
 from headgate.policy.changing import BodyChange, changed, put
 from headgate.policy.compiled import Policy
 from headgate.policy.loading import from_data
-from headgate.policy.problems import InvalidRules
 from headgate.policy.request import Request, UnknownRule
 from tests.policy.test_compiled import answer
 

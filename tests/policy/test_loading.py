@@ -13,14 +13,14 @@ import pytest
 import yaml
 
 from headgate import Algorithm, Quota
+from headgate.config.problems import MOST, ProblemKind
+from headgate.config.yaml_text import Document, decoded, resolved
 from headgate.core.calendar import Calendar
 from headgate.core.errors import InvalidRule
 from headgate.core.mode import Mode
 from headgate.policy.compiled import Policy
 from headgate.policy.loading import InvalidRules, from_data, load, load_file, loads_json, read, read_apart, read_file
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
-from headgate.policy.problems import MOST, ProblemKind
-from headgate.policy.yaml_text import Document, decoded, resolved
 from tests.policy.written import BAD, FILES, GOOD
 
 MINUTE, DAY = 60_000_000, 86_400_000_000
@@ -348,11 +348,11 @@ def test_a_file_that_cannot_be_read_is_a_problem_too(tmp_path: Path) -> None:
 def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"
     path.write_text("version: 1 " + "#" * 100)
-    monkeypatch.setattr("headgate.policy.yaml_text.MAX_BYTES", 100)
+    monkeypatch.setattr("headgate.config.yaml_text.MAX_BYTES", 100)
     for reading in (partial(load_file, path), partial(load, "version: 1 # " + "é" * 60)):
         with pytest.raises(InvalidRules, match="more than 100 bytes"):
             reading()
-    monkeypatch.setattr("headgate.policy.yaml_text.MAX_NODES", 10)
+    monkeypatch.setattr("headgate.config.yaml_text.MAX_NODES", 10)
     for text in (
         "version: 1\nx-a: [1, 2, 3, 4, 5, 6, 7, 8]",
         "x-a: &a [1, 2, 3]\nx-b: *a\nx-c: *a",

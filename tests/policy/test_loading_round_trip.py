@@ -7,10 +7,10 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.config.times import length_of, length_text
 from headgate.policy.dumping import to_data, to_yaml
 from headgate.policy.loading import from_data, load, load_file, loads_json
 from headgate.policy.model import Ruleset
-from headgate.policy.times import length_of, length_text
 from tests.policy.written import GOOD, rulesets
 
 

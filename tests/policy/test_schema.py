@@ -10,15 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from headgate.config.problems import Findings, ProblemKind
+from headgate.config.schema import NAME, Scalar
+from headgate.config.yaml_text import Document
 from headgate.core.errors import InvalidKey
 from headgate.core.key import checked_name
 from headgate.policy.dumping import to_data
 from headgate.policy.forms import CHANGE, FILE, RULE, USER, rules_schema
 from headgate.policy.loading import InvalidRules, from_data
 from headgate.policy.model import Ruleset
-from headgate.policy.problems import Findings, ProblemKind
-from headgate.policy.schema import NAME, Scalar
-from headgate.policy.yaml_text import Document
 from tests.policy.written import BAD, GOOD, rulesets
 
 VALIDATOR = Draft202012Validator(rules_schema())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.policy.problems import InvalidRules
+from headgate.config.problems import InvalidRules
 from headgate.server.deprecations import announcing, load_deprecations
 from headgate.server.wire.messages import HttpRequest, HttpResponse, answered
 from headgate.web.deprecation import Deprecation, Deprecations

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headgate.policy.times import moment_text
+from headgate.config.times import moment_text
 
 if TYPE_CHECKING:
     from headgate.admin.live import Fleet, NodeFigures

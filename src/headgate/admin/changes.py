@@ -17,13 +17,13 @@ from headgate.admin.objects import ObjectKind, Operation, ResultPage, revision_n
 from headgate.admin.reports import Reports, kept
 from headgate.admin.rule_catalogs import RuleCatalog
 from headgate.admin.tables import epoch_us
+from headgate.config.times import moment_text
 from headgate.core.calendar import DAY_US
 from headgate.observe.principal_use import measured_window
 from headgate.policy.diff import compare
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data, read_apart
 from headgate.policy.model import Rule, Ruleset
-from headgate.policy.times import moment_text
 
 _WEEK_US = 7 * DAY_US
 _MOST_TIERS = 1000

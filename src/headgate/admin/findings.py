@@ -16,9 +16,9 @@ from headgate.admin.attention import CRITICAL, INFO, MOST_OF_A_KIND, WARNING, At
 from headgate.admin.tables import api_keys, consumer_keys, overrides, rules, usage_minutes
 from headgate.admin.tables import audit as audit_entries
 from headgate.admin.usage import MINUTE_US, REQUESTS, UsagePoint
+from headgate.config.times import moment_text
 from headgate.core.calendar import DAY_US
 from headgate.policy.model import Rule
-from headgate.policy.times import moment_text
 
 COMPARED_US = 15 * MINUTE_US
 """The length of time of which the share of refusals is compared with that of a day before."""

@@ -11,9 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin.statements import AT_ONCE, among, slices
 from headgate.admin.tables import revision, rules, settings, tiers, users
+from headgate.config.problems import Finding, InvalidRules
+from headgate.config.times import moment_text
 from headgate.core.errors import HeadgateError
-from headgate.policy.problems import Finding, InvalidRules
-from headgate.policy.times import moment_text
 
 RULE_DEFAULTS = {"dimension": "user", "endpoint": "**", "algorithm": "token_bucket", "enabled": True, "shadow": False}
 """What a rule has where it does not say, also for filters. Fields that are not named here are empty then."""

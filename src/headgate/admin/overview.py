@@ -11,9 +11,9 @@ import msgspec
 from headgate.admin.attention import attention, is_behind, is_gone
 from headgate.admin.live import FRESH_US, Fleet, NodeFigures
 from headgate.admin.usage import UsagePoint
+from headgate.config.times import moment_text
 from headgate.observe.hot_keys import HotKey, HotList, merged_lists
 from headgate.observe.rates import MOST_KEYS, MOST_RULES, STEP_SECONDS, STEPS, Figures, Point, Rates, RuleRates
-from headgate.policy.times import moment_text
 
 _SHOWN_NODES = 200
 

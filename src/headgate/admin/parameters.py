@@ -14,8 +14,8 @@ from typing import Any
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
+from headgate.config.times import length_of
 from headgate.core.errors import UsageError
-from headgate.policy.times import length_of
 from headgate.web.problem import shown
 
 Parameters = Mapping[tuple[str, str], Mapping[str, Any]]

@@ -18,9 +18,9 @@ from headgate.admin.parameters import InvalidParameters, taken, unfit
 from headgate.admin.revisions import Superseded
 from headgate.admin.rule_catalogs import RulesInFile
 from headgate.admin.security import BodyTooLarge, BodyTooSlow
+from headgate.config.problems import InvalidRules
 from headgate.core.errors import HeadgateError, UsageError
 from headgate.core.numbers import short
-from headgate.policy.problems import InvalidRules
 from headgate.web.problem import ProblemDocument, bad_request, of_status
 
 _MOST_CONFLICTS = 1000

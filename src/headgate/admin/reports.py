@@ -15,11 +15,11 @@ from headgate.admin.overview import overview, usage_point, usage_total
 from headgate.admin.refusals import RefusalLog
 from headgate.admin.rule_catalogs import RuleCatalog
 from headgate.admin.tables import epoch_us
+from headgate.config.times import moment_text
 from headgate.core.calendar import DAY_US
 from headgate.engine import AsyncEngine
 from headgate.engine.ruling import explained_data
 from headgate.policy.request import Request
-from headgate.policy.times import moment_text
 
 
 class Reports:

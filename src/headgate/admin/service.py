@@ -23,11 +23,11 @@ from headgate.admin.reports import Reports
 from headgate.admin.rule_catalogs import RuleCatalog
 from headgate.admin.tables import epoch_us
 from headgate.admin.users import DEFAULT_TIER, Users, check_override
+from headgate.config.problems import InvalidRules, render
+from headgate.config.times import moment_text
 from headgate.core.errors import UsageError
 from headgate.engine import AsyncEngine
 from headgate.policy.loading import rule_from_data, user_from_data
-from headgate.policy.problems import InvalidRules, render
-from headgate.policy.times import moment_text
 
 _NOTHING_SPECIAL: tuple[tuple[str, Any], ...] = (("tier", ""), ("overrides", {}))
 SORTS = ("position", "id", "updated_at", "-id", "-updated_at")

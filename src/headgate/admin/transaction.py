@@ -31,11 +31,11 @@ from headgate.admin.objects import (
 )
 from headgate.admin.statements import among, member, write_rows
 from headgate.admin.tables import changes, overrides, revision, rules, settings, tiers, users, versions
+from headgate.config.problems import Finding, InvalidRules
 from headgate.policy.changing import BodyChange, from_part, put
 from headgate.policy.dumping import to_data
 from headgate.policy.forms import ALLOW, DEFAULT_ID
 from headgate.policy.model import Ruleset
-from headgate.policy.problems import Finding, InvalidRules
 
 KEPT_CHANGES = 10_000
 """Revisions of which it is known what they touched. Nodes that are further behind read everything."""

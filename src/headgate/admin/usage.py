@@ -26,6 +26,7 @@ from headgate.admin.database import PATIENCE, Database, DatabaseError
 from headgate.admin.keys import note_uses
 from headgate.admin.statements import AT_ONCE, among, constant, slices, sum_of, upsert
 from headgate.admin.tables import epoch_us, usage_hours, usage_minutes, usage_writers
+from headgate.config.times import moment_text
 from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
 from headgate.observe import metrics
@@ -35,7 +36,6 @@ from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED,
 from headgate.observe.table import values_of
 from headgate.observe.workers import Slice
 from headgate.policy.selection import Verdict
-from headgate.policy.times import moment_text
 
 MINUTES_DAYS = 30
 """Days that usage is kept by minute."""

@@ -25,13 +25,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin.statements import constant, slices, sum_of, upsert
 from headgate.admin.tables import use_histograms, use_principals, use_windows
+from headgate.config.times import length_text, moment_text
 from headgate.core.algorithms import Algorithm
 from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
 from headgate.core.quota import Quota
 from headgate.observe.principal_use import LONGEST_WINDOW_US, WindowUse, measured_window, passed_over
 from headgate.policy.model import Change, Rule, Ruleset
-from headgate.policy.times import length_text, moment_text
 
 LATE_US = 900_000_000
 """What comes later than so long after its window has ended is not added any more."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from headgate.cli.command import NO, OK, WRONG_USAGE, Commands, Terminal, add_command, silence, url_of
 from headgate.cli.rule_files import refused, tell_problems
+from headgate.config.problems import InvalidRules
 from headgate.core.errors import UsageError, not_installed
 from headgate.core.numbers import printable
-from headgate.policy.problems import InvalidRules
 from headgate.server.settings import LOG_FORMATS, LOG_LEVELS
 from headgate.web.apikey import digest
 

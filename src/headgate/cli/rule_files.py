@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from headgate.cli.command import NO, WRONG_USAGE, Command, Terminal
+from headgate.config.problems import ProblemKind
+from headgate.config.yaml_text import MAX_BYTES, decoded
 from headgate.core.numbers import printable
 from headgate.live import yaml_files
 from headgate.policy import envoy
 from headgate.policy.envoy import DescriptorPolicy
 from headgate.policy.loading import Finding, InvalidRules, Loaded, read, text_of
-from headgate.policy.problems import ProblemKind
-from headgate.policy.yaml_text import MAX_BYTES, decoded
 
 STDIN = "-"
 _LISTED = 3

@@ -26,13 +26,13 @@ from headgate.cli.admin_client import (
 )
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command, as_json, named
 from headgate.cli.rule_files import checked_text, explained
+from headgate.config.times import length_of
+from headgate.config.yaml_text import Document, resolved
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.policy.loading import load
 from headgate.policy.model import Ruleset
 from headgate.policy.snapshot import replace_file
-from headgate.policy.times import length_of
-from headgate.policy.yaml_text import Document, resolved
 
 if TYPE_CHECKING:
     from headgate.admin.database import Database

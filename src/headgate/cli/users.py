@@ -8,10 +8,10 @@ from urllib.parse import quote
 from headgate.cli.admin_client import KEY, add_admin_options, call, listed, paged, told
 from headgate.cli.command import Commands, Terminal, add_command, add_group
 from headgate.clock import SystemClock
+from headgate.config.times import length_of, moment_text
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable, short
 from headgate.core.quota import SECOND
-from headgate.policy.times import length_of, moment_text
 
 
 def add(commands: Commands) -> None:

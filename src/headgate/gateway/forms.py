@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from headgate.config.problems import Findings
+from headgate.config.problems import Path as Place
+from headgate.config.schema import DIALECT, Field, ListOf, MapOf, Record, Scalar, Schema
 from headgate.core.mode import Mode
 from headgate.gateway.identity import API_KEYS, ISSUERS
 from headgate.gateway.model import REQUIREMENTS, HealthCheck
@@ -18,9 +21,6 @@ from headgate.gateway.scalars import (
     Seconds,
 )
 from headgate.policy.forms import METHODS
-from headgate.policy.problems import Findings
-from headgate.policy.problems import Path as Place
-from headgate.policy.schema import DIALECT, Field, ListOf, MapOf, Record, Scalar, Schema
 from headgate.server.settings import MAX_WORKERS
 
 _ATTRIBUTE = (

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from headgate.config.problems import Findings, ProblemKind
+from headgate.config.problems import Path as Place
+from headgate.config.schema import Field, ListOf, Record, Scalar, Schema
 from headgate.gateway.model import Gateway, TokenIssuer
 from headgate.gateway.scalars import FILE, Folder
-from headgate.policy.problems import Findings, ProblemKind
-from headgate.policy.problems import Path as Place
-from headgate.policy.schema import Field, ListOf, Record, Scalar, Schema
 from headgate.server.identity.loading import API_KEYS as _KNOWN_KEYS
 from headgate.server.identity.loading import ISSUER, OF_DATABASE, Holders
 from headgate.web.errors import InvalidSettings

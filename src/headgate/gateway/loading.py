@@ -16,6 +16,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headgate.config.problems import Finding, Findings, InvalidRules, Locator, ProblemKind, in_order, render, shown
+from headgate.config.problems import Path as Place
+from headgate.config.schema import Record, Values
+from headgate.config.yaml_text import Document, text_of
 from headgate.core.errors import UsageError
 from headgate.gateway.bypasses import bypasses
 from headgate.gateway.forms import GATEWAY, LISTENER, ROUTE, SERVICE, TLS
@@ -33,10 +37,6 @@ from headgate.gateway.model import (
 )
 from headgate.gateway.scalars import Folder
 from headgate.policy.loading import from_data, load
-from headgate.policy.problems import Finding, Findings, InvalidRules, Locator, ProblemKind, in_order, render, shown
-from headgate.policy.problems import Path as Place
-from headgate.policy.schema import Record, Values
-from headgate.policy.yaml_text import Document, text_of
 from headgate.server.identity.loading import HOLDER, without_secrets
 from headgate.stores import open_store
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
+from headgate.config.problems import Finding
 from headgate.core.mode import Mode
-from headgate.policy.problems import Finding
 
 ANYWHERE = "*"
 """The host of routes that name none."""

@@ -9,14 +9,14 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from headgate.config.problems import Findings, ProblemKind, shown
+from headgate.config.problems import Path as Place
+from headgate.config.schema import Form, ListOf, Meaningless, Scalar, Schema
+from headgate.config.times import length
 from headgate.core.quota import SECOND
 from headgate.gateway.model import UpstreamEndpoint
 from headgate.policy.paths import normalised
-from headgate.policy.problems import Findings, ProblemKind, shown
-from headgate.policy.problems import Path as Place
 from headgate.policy.request import InvalidRequest
-from headgate.policy.schema import Form, ListOf, Meaningless, Scalar, Schema
-from headgate.policy.times import length
 from headgate.web.errors import InvalidSettings
 from headgate.web.lines import header_name
 

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
+from headgate.config.problems import Findings, InvalidRules, Locator, Path, render
 from headgate.policy.checks import Reference, check
 from headgate.policy.forms import FILE
 from headgate.policy.loading import declared, from_data
 from headgate.policy.model import Change, Rule, Ruleset, User
-from headgate.policy.problems import Findings, InvalidRules, Locator, Path, render
 
 KINDS = RULE, TIER, USER, SETTING = "rule", "tier", "user", "setting"
 _NOTHING = Ruleset()

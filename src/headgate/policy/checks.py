@@ -11,9 +11,9 @@ from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
+from headgate.config.problems import Findings, Path, ProblemKind, render, shown
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidQuota
-from headgate.policy.problems import Findings, Path, ProblemKind, render, shown
 
 if TYPE_CHECKING:
     from headgate.core.quota import Quota

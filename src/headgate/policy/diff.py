@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from headgate.config.problems import render
 from headgate.core.key import space
 from headgate.policy.dumping import to_data
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
 from headgate.policy.prepared import space_name
-from headgate.policy.problems import render
 
 _NOBODY = User()
 _Rules = dict[str, Rule]

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from headgate.config.times import length_text, moment_text
+from headgate.config.yaml_text import resolved, yaml_module
 from headgate.core.algorithms import Algorithm
 from headgate.core.quota import Quota
 from headgate.policy.forms import FILE, RULE
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
 from headgate.policy.quotas import ALL_OF_QUOTA
-from headgate.policy.times import length_text, moment_text
-from headgate.policy.yaml_text import resolved, yaml_module
 
 _DEFAULTS = {field.name: field.default for field in fields(Rule)} | {"when": {}}
 _QUOTA_DEFAULTS = {field.name: field.default for field in fields(Quota)}

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from headgate.config.times import moment_text
 from headgate.core.plan import Plan
 from headgate.core.quota import Quota
 from headgate.policy.compiled import Policy
@@ -17,7 +18,6 @@ from headgate.policy.model import Change
 from headgate.policy.prepared import Applied, PreparedRule, replaced_among
 from headgate.policy.request import ENDPOINT, Request, principal_name
 from headgate.policy.selection import Selection, limits_of
-from headgate.policy.times import moment_text
 from headgate.policy.trie import matches
 
 MATCHES = "matches"

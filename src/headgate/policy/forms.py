@@ -12,6 +12,21 @@ from collections.abc import Mapping
 from ipaddress import ip_network
 from typing import Any
 
+from headgate.config.problems import Findings, Path, ProblemKind, shown
+from headgate.config.schema import (
+    DIALECT,
+    NAME,
+    NAMED,
+    Field,
+    Form,
+    ListOf,
+    MapOf,
+    Record,
+    Scalar,
+    Schema,
+    Values,
+)
+from headgate.config.times import moment
 from headgate.core.errors import InvalidQuota, InvalidRule
 from headgate.core.grammar import MAX_TEXT
 from headgate.core.mode import Mode
@@ -27,7 +42,6 @@ from headgate.policy.model import (
     Rule,
     User,
 )
-from headgate.policy.problems import Findings, Path, ProblemKind, shown
 from headgate.policy.quotas import (
     ALL_OF_QUOTA,
     ALL_WAYS,
@@ -43,20 +57,6 @@ from headgate.policy.quotas import (
     way_of,
     window_us,
 )
-from headgate.policy.schema import (
-    DIALECT,
-    NAME,
-    NAMED,
-    Field,
-    Form,
-    ListOf,
-    MapOf,
-    Record,
-    Scalar,
-    Schema,
-    Values,
-)
-from headgate.policy.times import moment
 
 DIMENSIONS = ("user", "ip", "apikey", "endpoint", "global")
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")

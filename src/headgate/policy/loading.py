@@ -6,7 +6,7 @@
     loaded = read_file("rules.yaml")               # the same, with what is odd but not wrong: loaded.warnings
     rule = rule_from_data({"id": "a", "limit": 5, "window": "1m"})      # one rule, change, user or entry of a list
 
-Raises `InvalidRules`, with the list of problems; see `headgate.policy.problems`. Data has no lines: its problems are
+Raises `InvalidRules`, with the list of problems; see `headgate.config.problems`. Data has no lines: its problems are
 told by their paths alone, such as ``rules[2].window``.
 """
 
@@ -23,17 +23,17 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, NoReturn
 
+from headgate.config.problems import MOST, Finding, Findings, InvalidRules, Locator, Path, ProblemKind
+from headgate.config.schema import Form
+from headgate.config.times import moment_text
+from headgate.config.yaml_text import Document, text_of
 from headgate.core.numbers import short
 from headgate.policy import rate_limits
 from headgate.policy.checks import Reference, check
 from headgate.policy.forms import ALLOW, CHANGE, DEFAULT_ID, DIMENSIONS, ENTRY, FILE, METHODS, RULE, RULE_ID, USER
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
 from headgate.policy.prepared import share_of
-from headgate.policy.problems import MOST, Finding, Findings, InvalidRules, Locator, Path, ProblemKind
 from headgate.policy.request import GLOBAL
-from headgate.policy.schema import Form
-from headgate.policy.times import moment_text
-from headgate.policy.yaml_text import Document, text_of
 
 __all__ = [
     "Finding",

@@ -13,6 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Self, TypeAlias, TypeVar
 
+from headgate.config.problems import Findings, Path
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidKey, InvalidQuota, InvalidRule
 from headgate.core.key import checked_name
@@ -22,7 +23,6 @@ from headgate.core.plan import Family
 from headgate.core.quota import MAX_REPLICAS, Quota
 from headgate.policy.checks import check
 from headgate.policy.paths import normalised
-from headgate.policy.problems import Findings, Path
 from headgate.policy.request import ENDPOINT, GLOBAL, InvalidRequest, principal_name
 from headgate.policy.trie import parsed
 

@@ -17,6 +17,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from headgate.config.problems import Findings, Path, ProblemKind
+from headgate.config.schema import Field, ListOf, Record, Scalar, Schema, Values
+from headgate.config.times import CALENDAR_UNITS, length, length_of, length_text
 from headgate.core.algorithms import Algorithm
 from headgate.core.calendar import Calendar
 from headgate.core.errors import InvalidQuota, UsageError
@@ -25,9 +28,6 @@ from headgate.core.numbers import EXACT
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
 from headgate.policy.model import BURST_OR_CAPACITY
-from headgate.policy.problems import Findings, Path, ProblemKind
-from headgate.policy.schema import Field, ListOf, Record, Scalar, Schema, Values
-from headgate.policy.times import CALENDAR_UNITS, length, length_of, length_text
 
 _MEANING = ProblemKind.MEANING
 _PERCENT = Scalar.whole(1, 100)

@@ -26,14 +26,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from headgate.config.problems import Findings, Path, ProblemKind, render, shown
+from headgate.config.schema import NAME, NAMED, Field, ListOf, Record, Scalar, Schema, Values
 from headgate.core.errors import InvalidQuota
 from headgate.core.mode import Mode
 from headgate.core.quota import Quota
 from headgate.policy.forms import made_rule
 from headgate.policy.model import Rule, Ruleset
-from headgate.policy.problems import Findings, Path, ProblemKind, render, shown
 from headgate.policy.quotas import QUOTA_FIELDS
-from headgate.policy.schema import NAME, NAMED, Field, ListOf, Record, Scalar, Schema, Values
 
 KEY = "rate_limits"
 """By this key a file of this form is known."""

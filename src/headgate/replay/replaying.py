@@ -17,12 +17,12 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from headgate.clock import SystemClock
+from headgate.config.times import moment_text
 from headgate.core.errors import UsageError
 from headgate.core.quota import SECOND
 from headgate.engine import Engine, Ruling
 from headgate.policy.model import Ruleset
 from headgate.policy.request import APIKEY, IP, USER, Request, principal_name
-from headgate.policy.times import moment_text
 from headgate.replay.logs import Entry, UnreadLine
 from headgate.replay.merging import MergedLogs
 from headgate.replay.results import Comparison, ComparisonSummary, RulesResults, RulesSummary, Timeline

@@ -20,6 +20,7 @@ from zlib import crc32
 
 import msgspec
 
+from headgate.config.times import moment_text
 from headgate.core.key import Principal
 from headgate.core.numbers import printable
 from headgate.core.quota import SECOND
@@ -29,7 +30,6 @@ from headgate.observe.refusals import bounded_text, value_of
 from headgate.policy.prepared import PreparedRule
 from headgate.policy.request import Request
 from headgate.policy.selection import Selection, Verdict
-from headgate.policy.times import moment_text
 
 MOST_BUCKETS, MOST_CELLS = 360, 200_000
 MOST_SAMPLED, MOST_NAMED = 100_000, 50_000

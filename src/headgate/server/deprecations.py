@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from os import PathLike, fspath
 
-from headgate.policy.problems import Findings, ProblemKind
-from headgate.policy.schema import Field, ListOf, Record, Scalar
-from headgate.policy.times import moment
-from headgate.policy.yaml_text import Document, text_of
+from headgate.config.problems import Findings, ProblemKind
+from headgate.config.schema import Field, ListOf, Record, Scalar
+from headgate.config.times import moment
+from headgate.config.yaml_text import Document, text_of
 from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse, answered
 from headgate.web.deprecation import Deprecation, Deprecations
 

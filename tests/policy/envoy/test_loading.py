@@ -6,8 +6,8 @@ from textwrap import dedent
 
 import pytest
 
+from headgate.config.problems import InvalidRules
 from headgate.policy.envoy import RateLimit, Unit, load
-from headgate.policy.problems import InvalidRules
 from tests.policy.envoy.given import FILES, asked, matched, policy, rates, written
 
 

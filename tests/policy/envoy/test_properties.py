@@ -11,12 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from headgate.config.problems import Finding, InvalidRules
+from headgate.config.yaml_text import Document
 from headgate.core.key import Principal
 from headgate.policy.envoy import Descriptor, DescriptorPolicy, MatchOutcome, Override, envoy_answer, load
 from headgate.policy.envoy.loading import DESCRIPTOR, FILE, RATE_LIMIT, descriptors_schema
 from headgate.policy.envoy.matching import principal_of
-from headgate.policy.problems import Finding, InvalidRules
-from headgate.policy.yaml_text import Document
 from tests.policy.envoy import naive
 from tests.policy.envoy.given import FILES, Service, policy
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from headgate.policy.problems import Findings, InvalidRules, ProblemKind
-from headgate.policy.yaml_text import Document
+from headgate.config.problems import Findings, InvalidRules, ProblemKind
+from headgate.config.yaml_text import Document
 from headgate.server.clients import LOOPBACK
 from headgate.server.identity.loading import FILE, identity_schema, load_identity
 from headgate.web.apikey import digest

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 from headgate.admin.console.forms import Form
 from headgate.admin.routes.asking import decoded
+from headgate.config.problems import Finding, Findings, InvalidRules, ProblemKind
+from headgate.config.yaml_text import Document, resolved
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
 from headgate.policy.dumping import data_to_yaml
 from headgate.policy.forms import RULE
 from headgate.policy.model import TOGETHER
-from headgate.policy.problems import Finding, Findings, InvalidRules, ProblemKind
-from headgate.policy.yaml_text import Document, resolved
 
 _LONGEST, _MOST_VALUES = 100_000, 10_000
 _OTHER_QUOTAS = ("limits", "quota", "refill_rate")

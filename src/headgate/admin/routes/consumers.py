@@ -13,7 +13,7 @@ from headgate.admin.routes.asking import EDITOR, VIEWER, Admin, Json, JsonReques
 from headgate.admin.routes.operations import RotateBody
 from headgate.admin.service import consumer_data
 from headgate.admin.tables import epoch_us
-from headgate.policy.times import moment_text
+from headgate.config.times import moment_text
 
 ConsumerId = Annotated[
     str, PathParameter(min_length=1, max_length=512, description="The name of a consumer, and of the user that it is.")

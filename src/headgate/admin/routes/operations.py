@@ -25,7 +25,7 @@ from headgate.admin.routes.asking import (
     expected_version,
 )
 from headgate.admin.tables import epoch_us
-from headgate.policy.times import moment_text
+from headgate.config.times import moment_text
 
 
 class KeyBody(msgspec.Struct, forbid_unknown_fields=True):

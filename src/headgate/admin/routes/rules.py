@@ -30,10 +30,10 @@ from headgate.admin.routes.asking import (
     one_of,
 )
 from headgate.admin.service import SORTS
+from headgate.config.times import moment_text
 from headgate.core.errors import UsageError
 from headgate.policy.dumping import to_yaml
 from headgate.policy.loading import from_data
-from headgate.policy.times import moment_text
 
 Changes = Annotated[int | None, QueryParameter(ge=0, le=10_000_000, description="Changes to list, at most.")]
 Dropped = Annotated[str | None, one_of(("drop",))]

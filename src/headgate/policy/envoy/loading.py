@@ -50,6 +50,9 @@ from pathlib import Path as FolderPath
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from headgate.config.problems import Finding, Findings, InvalidRules, Path, ProblemKind, render, shown
+from headgate.config.schema import DIALECT, Field, ListOf, Meaningless, Record, Scalar, Schema, Values
+from headgate.config.yaml_text import Document, text_of
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidQuota, InvalidRule
 from headgate.core.quota import MAX_WINDOW_US, SECOND
@@ -58,10 +61,7 @@ from headgate.policy.envoy.matching import DescriptorPolicy
 from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.envoy.tree import DescriptorNode, DescriptorRule, Level, RateLimit, Trail, made_once
 from headgate.policy.lists import Pattern
-from headgate.policy.problems import Finding, Findings, InvalidRules, Path, ProblemKind, render, shown
 from headgate.policy.quotas import ALGORITHMS
-from headgate.policy.schema import DIALECT, Field, ListOf, Meaningless, Record, Scalar, Schema, Values
-from headgate.policy.yaml_text import Document, text_of
 
 _MEANING = ProblemKind.MEANING
 _UNITS = {unit.name.lower(): unit for unit in sorted(Unit, key=lambda unit: unit.seconds)}

@@ -26,13 +26,13 @@ from typing import Any
 
 import msgspec
 
+from headgate.config.problems import Finding
 from headgate.core.errors import InvalidKey, InvalidQuota
 from headgate.core.key import LITERAL, Principal, bounded, checked_principal
 from headgate.core.numbers import short
 from headgate.core.plan import Call, Limit, Plan, Verb
 from headgate.policy.envoy.request import Descriptor, Entries, Unit
 from headgate.policy.envoy.tree import DescriptorNode, DescriptorRule, Trail, made_once
-from headgate.policy.problems import Finding
 from headgate.policy.request import InvalidRequest
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headgate.policy.problems import Finding, Findings, InvalidRules, ProblemKind, render
-from headgate.policy.problems import Path as Place
-from headgate.policy.schema import DIALECT, Field, ListOf, MapOf, Record, Scalar, Schema
-from headgate.policy.yaml_text import Document, text_of
+from headgate.config.problems import Finding, Findings, InvalidRules, ProblemKind, render
+from headgate.config.problems import Path as Place
+from headgate.config.schema import DIALECT, Field, ListOf, MapOf, Record, Scalar, Schema
+from headgate.config.yaml_text import Document, text_of
 from headgate.server.clients import LOOPBACK
 from headgate.web.address import MAX_HOPS, AddressReader
 from headgate.web.apikey import NO_KEYS, ApiKeys, Holder

@@ -17,8 +17,8 @@ from headgate.admin.objects import InUse, ObjectKind, ObjectVersion, Stored, Ver
 from headgate.admin.routes.asking import EDITOR, Admin
 from headgate.admin.rule_catalogs import FileRules
 from headgate.admin.service import AdminService
+from headgate.config.problems import InvalidRules
 from headgate.policy.loading import rule_from_data
-from headgate.policy.problems import InvalidRules
 
 _NEW = {"endpoint": "/api/**", "limit": 100, "window": "1m"}
 _Request = Request[Any, Any, Any]

@@ -20,12 +20,12 @@ from headgate.admin.rule_catalogs import FileRules
 from headgate.admin.service import AdminService, consumer_data
 from headgate.admin.tables import epoch_us
 from headgate.admin.users import RuleUse, SpecialUser
+from headgate.config.times import moment_text
 from headgate.core.errors import UsageError
 from headgate.core.quota import Quota
 from headgate.observe.refusals import shown_as
 from headgate.policy.dumping import to_data
 from headgate.policy.model import LONGEST_VALUE
-from headgate.policy.times import moment_text
 from headgate.web.address import parse
 
 _ROWS, _MOST, _SUMMED = 25, 20, 200

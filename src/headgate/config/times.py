@@ -8,10 +8,10 @@ from fractions import Fraction
 from functools import lru_cache
 from string import ascii_letters
 
+from headgate.config.problems import shown
+from headgate.config.schema import Meaningless, Scalar
 from headgate.core.grammar import ABOUT_DAYS, CALENDAR_WORDS, LENGTHS
 from headgate.core.quota import MAX_WINDOW_US, SECOND
-from headgate.policy.problems import shown
-from headgate.policy.schema import Meaningless, Scalar
 
 CALENDAR_UNITS = ("day", "week", "month", "year")
 _LONGEST_TEXT = 100

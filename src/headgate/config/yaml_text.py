@@ -15,9 +15,9 @@ from math import isfinite
 from os import PathLike, fspath
 from typing import Any, Final, NoReturn
 
+from headgate.config.problems import MOST, Finding, Findings, InvalidRules, Locator, Path, ProblemKind
 from headgate.core.errors import not_installed
 from headgate.core.numbers import short
-from headgate.policy.problems import MOST, Finding, Findings, InvalidRules, Locator, Path, ProblemKind
 
 MAX_BYTES: Final = 50_000_000
 MAX_NODES: Final = 5_000_000

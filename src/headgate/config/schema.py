@@ -18,8 +18,8 @@ from math import inf
 from types import NoneType
 from typing import Any, Protocol, Self
 
+from headgate.config.problems import Findings, Path, ProblemKind, shown, unlike
 from headgate.core.numbers import EXACT
-from headgate.policy.problems import Findings, Path, ProblemKind, shown, unlike
 
 Schema = dict[str, Any]
 Values = dict[str, Any]
