@@ -2,6 +2,9 @@
 
 Requests differ in their user only: user N is ``user-N`` and has an address of their own. A question about HTTP is a
 template in which ``{user}``, ``{ip}`` and ``{path}`` stand for these, since the script of wrk fills it in as well.
+
+Users are drawn by a Zipf law, as they come to real services: the first one sends an eighth of all requests, and half of
+the requests are from those who come rarely.
 """
 
 from __future__ import annotations
@@ -9,11 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 
 import msgspec
 
-USERS = 10_000
-"""How many users ask, in turn."""
+USERS = 200_000
+"""How many users there are: more than any cache has places."""
+FEW_USERS = 2000
+EXPONENT = 1.1
+"""Of the Zipf law: user N is drawn in proportion to 1 / (N + 1) ** EXPONENT."""
 SOAK_USERS, SOAK_PATHS = 2_000_000, 5000
 """Of whom, and for what, the soak asks at random."""
 PLENTY = 100_000_000
@@ -42,11 +49,10 @@ def _window(limit: int) -> str:
     return f"algorithm: fixed_window, limit: {limit}, window: 365d"
 
 
-def descriptors(limit: int = PLENTY, domain: str = DOMAIN) -> str:
-    """Return a file of envoyproxy/ratelimit with one limit per user."""
-    return (
-        f"domain: {domain}\ndescriptors:\n  - key: user\n    rate_limit: {{unit: year, requests_per_unit: {limit}}}\n"
-    )
+def descriptors(limit: int = PLENTY, domain: str = DOMAIN, keys: tuple[str, ...] = ("user",)) -> str:
+    """Return a file of envoyproxy/ratelimit with one limit for each key."""
+    rates = [f"  - key: {key}\n    rate_limit: {{unit: year, requests_per_unit: {limit}}}\n" for key in keys]
+    return f"domain: {domain}\ndescriptors:\n{''.join(rates)}"
 
 
 def limitador_limits(limit: int = PLENTY) -> str:
@@ -87,6 +93,11 @@ class Question:
     @property
     def content_type(self) -> str:
         return "application/json" if self.wire is Wire.HTTP else "application/grpc"
+
+
+def weights(users: int) -> list[float]:
+    """Return how often each user is drawn, in proportion, each added to those before."""
+    return list(accumulate([(number + 1) ** -EXPONENT for number in range(users)]))
 
 
 def user(number: int) -> str:
@@ -174,6 +185,22 @@ RLS_THREE = Question(
     _first_is_one,
 )
 """With one descriptor of two: the user and the address."""
+RLS_TWO = Question(
+    "rls-two",
+    Wire.GRPC,
+    RLS.path,
+    lambda number: text(1, DOMAIN) + text(2, _entry("user", user(number))) + text(2, _entry("ip", address(number))),
+    _first_is_one,
+)
+"""With two descriptors of one entry: the user, and the address."""
+RLS_SHARED = Question(
+    "rls-shared",
+    Wire.GRPC,
+    RLS.path,
+    lambda number: text(1, DOMAIN) + text(2, _entry("user", user(0))) + varint(2000, number),
+    _first_is_one,
+)
+"""Always for the same user, in another message each time: it has a field that nobody knows."""
 AUTHZ_SERVICE = "envoy.service.auth.v3.Authorization"
 IDENTITY = "version: 1\njwt_metadata: [{claims: {user: sub}}]\n"
 """Users are known by tokens, which Envoy verifies."""
@@ -281,7 +308,8 @@ def gubernator_grpc(limit: int) -> Question:
 
 def questions() -> dict[str, Question]:
     """Return all of them by their names."""
-    found = [HTTP_CHECK, HTTP_ONE_USER, HTTP_THREE, HTTP_SOAK, RLS, RLS_THREE, AUTHZ, GRPC_CHECK]
+    found = [HTTP_CHECK, HTTP_ONE_USER, HTTP_THREE, HTTP_SOAK, AUTHZ, GRPC_CHECK]
+    found += [RLS, RLS_THREE, RLS_TWO, RLS_SHARED]
     for limit in (PLENTY, 1):
         found += [throttlecrab_http(limit), throttlecrab_grpc(limit), gubernator_http(limit), gubernator_grpc(limit)]
     return {each.name: each for each in found}

@@ -23,11 +23,21 @@ MOST_FOR_DESCRIPTORS = 1.1
 """A descriptor file takes at most this many times the processor time of rules."""
 MOST_FOR_THREE = 1.6
 """Three rules that match take at most this many times the processor time of one."""
-MOST_FOR_SHADOW = 1.1
+MOST_FOR_SHADOW = 1.15
 """With a shadow rule beside them, three rules take at most this many times the processor time."""
-LEAST_SOAKED = 25_000
+MOST_FOR_AUTHZ = 1.6
+"""External authorization takes at most this many times the processor time of RLS."""
+MOST_FOR_TWO = 1.6
+"""Two descriptors take at most this many times the processor time of one."""
+MOST_FOR_SHARED = 1.1
+"""Requests for one key that everybody shares take at most this many times the processor time."""
+LEAST_SOAKED = 20_000
 """Requests per second of the soak on one core."""
-MOST_OF_RATELIMIT = 1 / 3
+MOST_OF_LIMITADOR = 1.1
+"""In memory, RLS takes at most this many times the processor time of Limitador."""
+MOST_OF_THROTTLECRAB = 2.0
+"""In memory, checks over HTTP and gRPC take at most this many times the processor time of throttlecrab."""
+MOST_OF_RATELIMIT = 0.5
 """On Redis, RLS takes at most this share of the processor time of envoyproxy/ratelimit."""
 TARGET = 1_000_000
 """Requests per second of a fleet."""
@@ -126,6 +136,15 @@ class Costs:
             three, shadow, one = f"three{where}", f"shadow{where}", f"http{where}"
             yield from self._at_most(f"three matching rules, {store}: x one", three, one, MOST_FOR_THREE)
             yield from self._at_most(f"a shadow rule beside them, {store}: x without", shadow, three, MOST_FOR_SHADOW)
+            for row in ("rls", "descriptors"):
+                what = f"{_APIS[row]}, {store}: two descriptors, x one"
+                yield from self._at_most(what, f"{row}_two{where}", f"{row}{where}", MOST_FOR_TWO)
+            yield from self._at_most(
+                f"ext_authz, {store}: x RLS by rules", f"authz{where}", f"rls{where}", MOST_FOR_AUTHZ
+            )
+        for row in ("http", "descriptors", "descriptors_redis"):
+            what = f"{_APIS[row.removesuffix('_redis')]}{', Redis' * row.endswith('_redis')}: one shared key, x users"
+            yield from self._at_most(what, f"{row}_shared", row, MOST_FOR_SHARED)
         if "soak" in self.rows:
             rate = 1e6 / self.rows["soak"].cpu_us
             passed = rate >= LEAST_SOAKED
@@ -134,9 +153,14 @@ class Costs:
     def _against_peers(self) -> Iterator[Aim]:
         for end, answer in (("", "allowed"), ("_denied", "denied")):
             what = f"RLS by descriptor file, memory, {answer}: x Limitador"
-            yield from self._at_most(what, f"descriptors{end}", f"limitador{end}", 1.0)
+            yield from self._at_most(what, f"descriptors{end}", f"limitador{end}", MOST_OF_LIMITADOR)
             what = f"RLS by descriptor file, Redis, {answer}: x ratelimit"
             yield from self._at_most(what, f"descriptors{end}_redis", f"ratelimit{end}_redis", MOST_OF_RATELIMIT)
+            for row in ("http", "grpc"):
+                what = f"{_APIS[row]}, memory, {answer}: x throttlecrab"
+                yield from self._at_most(what, f"{row}{end}", f"throttlecrab_{row}{end}", MOST_OF_THROTTLECRAB)
+        what = "RLS by descriptor file, Redis, denied: x ratelimit with its local cache"
+        yield from self._at_most(what, "descriptors_denied_redis", "ratelimit_cached_redis", 1.0)
 
     def _latencies(self) -> Iterator[Aim]:
         for cost in self.ours:

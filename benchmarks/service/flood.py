@@ -1,8 +1,8 @@
 """A load of gRPC for many users, each of whose answers is looked at: ``python -m benchmarks.service.flood``.
 
-h2load sends the same message every time; services may remember what they have just seen. This sends another user's each
-time, and costs hardly more: it is HTTP/2 as far as a client needs it that knows what will be answered. It shares no
-code with the server, so that both cannot be wrong in the same way.
+h2load sends the same message every time; services may remember what they have just seen. This sends that of a user who
+is drawn by a Zipf law, and costs hardly more: it is HTTP/2 as far as a client needs it that knows what will be
+answered. It shares no code with the server, so that both cannot be wrong in the same way.
 
 At a constant rate, whatever the answers take, what is due is sent every millisecond (h2load does every 10). A request
 takes from when it was due to its answer, so what comes late because of earlier ones counts as late.
@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from time import perf_counter
 from typing import cast
@@ -23,7 +24,7 @@ import hpack
 import msgspec
 import uvloop
 
-from benchmarks.service.asking import Question, questions
+from benchmarks.service.asking import Question, questions, weights
 from benchmarks.service.load import Latency, Load, framed, percentiles
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -41,22 +42,18 @@ _TICK = 0.001
 
 
 class Flood:
-    """What all connections to a port together have to ask, for so many users in turn, and what came of it."""
+    """What all connections to a port together have to ask, for these users in this order, and what came of it."""
 
-    def __init__(self, question: Question, port: int, requests: int, users: int) -> None:
-        self.left, self.answered, self.allowed, self.refused, self._total = requests, 0, 0, 0, requests
-        self.messages = [framed(question.body_of(number)) for number in range(users)]
+    def __init__(self, question: Question, port: int, users: Sequence[int]) -> None:
+        self.left, self.answered, self.allowed, self.refused, self._total = len(users), 0, 0, 0, len(users)
+        messages = {number: framed(question.body_of(number)) for number in {*users}}
+        self.messages: Iterator[bytes] = iter([messages[number] for number in users])
+        """What each request says, in their order."""
         self.is_allowed = question.is_allowed
         self.port, self.path = port, question.path
         self.took_us: list[int] = []
         """How long each request took that was asked when it was due."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._next = 0
-
-    def message(self) -> bytes:
-        """Return what the next user asks."""
-        self._next = (self._next + 1) % len(self.messages)
-        return self.messages[self._next]
 
     def took(self, answered: int, allowed: int, refused: int) -> None:
         """Count calls that ended, and what was decided: one that ended without a decision failed."""
@@ -138,7 +135,7 @@ class Client(asyncio.Protocol):
         for _ in range(min(most, flood.left)):
             if stream == 1:
                 block = self._first
-            message = flood.message()
+            message = next(flood.messages)
             parts += [
                 _HEADER.pack(len(block) << 8 | _HEADERS, _END_HEADERS, stream),
                 block,
@@ -209,6 +206,7 @@ def main(arguments: Sequence[str]) -> None:
     for name in ("--port", "--requests", "--users", "--connections"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--question", choices=list(questions()), required=True)
+    parser.add_argument("--in-turn", action="store_true", help="users ask one after the other; else they are drawn")
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--streams", type=int, help="as fast as answers come, with so many calls in flight")
     how.add_argument("--rate", type=float, help="so many in a second")
@@ -217,8 +215,15 @@ def main(arguments: Sequence[str]) -> None:
     print(msgspec.json.encode(uvloop.run(_run(options))).decode())
 
 
+def drawn(users: int, requests: int) -> list[int]:
+    """Return who sends each of so many requests."""
+    return random.choices(range(users), cum_weights=weights(users), k=requests)
+
+
 async def _run(options: argparse.Namespace) -> Load | Latency:
-    asking = Flood(questions()[options.question], options.port, options.requests, options.users)
+    users, requests = options.users, options.requests
+    numbers = [number % users for number in range(requests)] if options.in_turn else drawn(users, requests)
+    asking = Flood(questions()[options.question], options.port, numbers)
     if options.rate:
         return await pour(asking, options.connections, options.rate)
     return await flood(asking, options.connections, options.streams)

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from benchmarks.service.asking import SOAK_PATHS, SOAK_USERS, Question, Wire
+from benchmarks.service.asking import EXPONENT, SOAK_PATHS, SOAK_USERS, Question, Wire
 
 PACKAGES = {"wrk": "wrk", "h2load": "nghttp2-client", "nginx": "nginx-light", "redis-server": "redis-server"}
 """Programs that this part needs, and the packages of Debian that have them."""
@@ -82,12 +82,22 @@ class Loader:
     def flat_out(self, seconds: float, rate: float) -> Load:
         """Ask as fast as answers come, for about so many seconds; `rate` is a guess of the rate."""
         if self._question.wire is Wire.HTTP:
-            return self._wrk(seconds)
+            return self._wrk(seconds, "random" if self._question.random else "zipf")
         return self.ask(max(CONNECTIONS, int(seconds * rate)))
 
-    def ask(self, requests: int) -> Load:
-        """Ask so many times over gRPC, for one user after the other, as fast as answers come."""
-        return read_json(self._run([*self._flooding(requests), "--streams", str(STREAMS)]))
+    def ask(self, requests: int, *, in_turn: bool = False) -> Load:
+        """Ask so many times over gRPC, as fast as answers come."""
+        words = [*self._flooding(requests), "--streams", str(STREAMS), *["--in-turn"] * in_turn]
+        return read_json(self._run(words))
+
+    def ask_all(self, rate: float) -> None:
+        """Ask for every user at least once, in turn; `rate` is a guess of the rate."""
+        if self._question.wire is Wire.GRPC:
+            self.ask(self._users, in_turn=True)
+            return
+        seconds = 1 + self._users / rate
+        while self._wrk(seconds, "turn").requests < self._users + CONNECTIONS:
+            seconds *= 2
 
     def at_rate(self, rate: float, seconds: float) -> Latency:
         """Ask at a constant rate, whatever the answers take."""
@@ -102,12 +112,12 @@ class Loader:
             found = self._h2load(max(clients, int(seconds * each) * clients), clients, options)
             return latency(rate, found, log.read_text())
 
-    def _wrk(self, seconds: float) -> Load:
+    def _wrk(self, seconds: float, order: str) -> Load:
         script = Path(__file__).with_name("many_users.lua")
         whole = max(1, round(seconds))
-        users = ("random", SOAK_USERS) if self._question.random else ("turn", self._users)
+        users = SOAK_USERS if self._question.random else self._users
         words = ["--timeout", "60s", "-s", str(script), self._url, self._question.path, self._question.template]
-        words += [*map(str, users), str(SOAK_PATHS)]
+        words += [order, *map(str, (users, SOAK_PATHS, EXPONENT))]
 
         def run(seconds: int) -> str:
             return self._run(["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", *words])

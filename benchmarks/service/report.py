@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.service.asking import SOAK_PATHS, SOAK_USERS, USERS
+from benchmarks.service.asking import EXPONENT, FEW_USERS, SOAK_PATHS, SOAK_USERS, USERS, weights
 from benchmarks.service.figures import (
     LEAST_SHARE_ON_REDIS,
     LEAST_SOAKED,
     LEAST_TIMES_LESS,
+    MOST_FOR_AUTHZ,
     MOST_FOR_DENIED,
     MOST_FOR_DESCRIPTORS,
     MOST_FOR_SHADOW,
+    MOST_FOR_SHARED,
     MOST_FOR_THREE,
+    MOST_FOR_TWO,
     MOST_P99_MS,
     MOST_TIMES_FLOOR,
     TARGET,
@@ -37,9 +40,19 @@ decide nothing, and the services of others that are on the path. The aims, in pr
 {MOST_FOR_DESCRIPTORS:g} times as much as
   rules, three rules at most {MOST_FOR_THREE:g} times as much as one, and a shadow rule beside them makes that at most
   {MOST_FOR_SHADOW:g} times as much;
+- two descriptors take at most {MOST_FOR_TWO:g} times as much as one, external authorization at most \
+{MOST_FOR_AUTHZ:g} times as much
+  as RLS, and one key that everybody shares at most {MOST_FOR_SHARED:g} times as much as many;
 - RLS on Redis answers at least {LEAST_SHARE_ON_REDIS:g} of what it answers on memory, and the soak is answered at least
   {LEAST_SOAKED:,} times per second of a core;
 - at half of the highest rate, the 99th percentile is under {MOST_P99_MS:g} ms.
+
+**The figures are higher than those of earlier reports, but the service is not slower.** Earlier, 10,000 users asked in
+turn: all had the same number left at the same time, and all their requests fitted into the service's caches. Now
+{USERS:,} users are drawn by a Zipf law (exponent {EXPONENT:g}), as they come to real services: the first one sends \
+{100 / weights(USERS)[-1]:.0f} % of
+the requests, and most users come too rarely to be in a cache. Rows with {FEW_USERS:,} users show what caches are worth;
+in rows with one shared key all requests count against the same limit, and no two messages are the same.
 """
 COSTS = """\
 Microseconds of processor time per request (and how far the median round lies above the best one), and requests per
@@ -90,9 +103,11 @@ def method(cores: Cores) -> str:
 - **Cores**: the server is bound to core {ours}; the load, and Redis, to core {others}. With 2 workers the server
   gets a second core and, where the machine has no more, shares it with the load and with Redis: such rows say little
   about rates there, but the processor time stands.
-- **Load over HTTP**: wrk, one thread, {CONNECTIONS} connections, for {USERS:,} users in turn.
+- **Users**: {USERS:,} if not said otherwise; each request is for one of them, drawn by a Zipf law of exponent \
+{EXPONENT:g}.
+- **Load over HTTP**: wrk, one thread, {CONNECTIONS} connections.
 - **Load over gRPC**: a client of our own, since h2load can only send one and the same message; one thread,
-  {GRPC_CONNECTIONS} connections with {STREAMS} calls in flight on each, for {USERS:,} users in turn.
+  {GRPC_CONNECTIONS} connections with {STREAMS} calls in flight on each.
 - **Processor time**: user and system time of all threads and processes of the server, from
   `/proc/PID/task/*/schedstat`, before and after a round, over the requests answered in it. Of Redis, by `INFO cpu`.
 - **Rates** are those of all connections together, flat out.

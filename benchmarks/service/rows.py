@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from benchmarks.service.asking import (
     AUTHZ,
+    FEW_USERS,
     GRPC_CHECK,
     HTTP_CHECK,
     HTTP_ONE_USER,
@@ -14,7 +16,10 @@ from benchmarks.service.asking import (
     IDENTITY,
     PLENTY,
     RLS,
+    RLS_SHARED,
     RLS_THREE,
+    RLS_TWO,
+    USERS,
     Question,
     descriptors,
     gubernator_grpc,
@@ -43,6 +48,8 @@ class Row:
     """The answer that every request must get."""
     counts: bool = False
     """Whether what it took of a user's limit can be asked: of ours, by one rule."""
+    users: int = USERS
+    """How many users ask."""
 
     @property
     def is_ours(self) -> bool:
@@ -51,6 +58,20 @@ class Row:
 
 def _denied(limit: int) -> str:
     return "allowed" if limit == PLENTY else "denied"
+
+
+def few(row: Row) -> Row:
+    """Return the same for so few users that what is remembered of them fits into caches."""
+    return replace(row, what=f"{row.what}, {FEW_USERS:,} users", users=FEW_USERS)
+
+
+def shared(row: Row) -> Row:
+    """Return the same for one key that everybody shares."""
+    return replace(row, what=f"{row.what}, one shared key", question=RLS_SHARED)
+
+
+def _variants(rows: dict[str, Row], make: Callable[[Row], Row], end: str, names: tuple[str, ...]) -> dict[str, Row]:
+    return {f"{name}_{end}": make(rows[name]) for name in names}
 
 
 def ours() -> dict[str, Row]:
@@ -73,6 +94,8 @@ def ours() -> dict[str, Row]:
                 f"descriptors{end}": Row(f"RLS by descriptor file, {store}, {answer}", by_file, RLS, allows),
                 f"both{end}": Row(f"RLS by rules beside a descriptor file, {store}, {answer}", by_both, RLS, allows),
             }
+        two = Setup(descriptors=descriptors(keys=("user", "ip")), redis=redis)
+        both = Setup(rules=rules("user", "ip"), redis=redis)
         three = Setup(rules=rules(*THREE), redis=redis)
         shadow = Setup(rules=rules(*THREE, shadow=True), redis=redis)
         refusing = Setup(rules=rules(*THREE, limit=1), redis=redis)
@@ -83,14 +106,20 @@ def ours() -> dict[str, Row]:
             ),
             f"shadow{where}": Row(f"HTTP check, three rules and a shadow, {store}", shadow, HTTP_THREE),
             f"rls_three{where}": Row(f"RLS by three rules, {store}, allowed", three, RLS_THREE),
+            f"rls_two{where}": Row(f"RLS by rules, two descriptors, {store}", both, RLS_TWO),
+            f"descriptors_two{where}": Row(f"RLS by descriptor file, two descriptors, {store}", two, RLS_TWO),
             f"rls_three_denied{where}": Row(f"RLS by three rules, {store}, denied", refusing, RLS_THREE, allows=False),
         }
     one = Setup(rules=rules("user", limit=1), redis=True)
     soak = Setup(rules=rules(*THREE, endpoint="/api/**"), redis=True)
     encrypted = Setup(rules=rules("user"), tls=True)
     pair = Setup(rules=rules("user"), redis=True, workers=2)
+    everybody = Setup(rules=rules("global"))
     return {
         **found,
+        **_variants(found, few, "few", ("http", "grpc", "authz", "descriptors", "descriptors_redis")),
+        **_variants(found, shared, "shared", ("descriptors", "descriptors_redis")),
+        "http_shared": Row("HTTP check, memory, allowed, one shared key", everybody, HTTP_CHECK),
         "one_user_denied_redis": Row("HTTP check, Redis, denied, one user", one, HTTP_ONE_USER, allows=False),
         "soak": Row("HTTP check, three rules, Redis, 2 million users and 5,000 paths at random", soak, HTTP_SOAK),
         "http_tls": Row("HTTP check, memory, TLS", encrypted, HTTP_CHECK, counts=True),
@@ -137,7 +166,12 @@ def peers() -> dict[str, Row]:
             ),
         }
     cached = Setup("ratelimit", descriptors=descriptors(1), redis=True, local_cache=True)
-    return {**found, "ratelimit_cached_redis": Row("RLS, Redis, denied, its local cache", cached, RLS, allows=False)}
+    return {
+        **found,
+        **_variants(found, few, "few", ("limitador", "throttlecrab_http", "throttlecrab_grpc")),
+        **_variants(found, shared, "shared", ("limitador",)),
+        "ratelimit_cached_redis": Row("RLS, Redis, denied, its local cache", cached, RLS, allows=False),
+    }
 
 
 def all_rows() -> dict[str, Row]:
