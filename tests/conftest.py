@@ -50,6 +50,7 @@ LONGEST_FIRST = (
     "tests/core/test_laws.py",
     "tests/policy/test_compiled",
     "tests/sdk",
+    "tests/pacing",
     "tests/benchmarks",
     "tests/stores",
     "tests/core",

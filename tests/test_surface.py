@@ -19,6 +19,7 @@ from fastapi import Depends, FastAPI
 
 import headgate
 import headgate.engine
+import headgate.pacing
 import headgate.policy.envoy
 import headgate.sdk
 import headgate.testing
@@ -59,7 +60,8 @@ MAY_IMPORT = {
         "stores",
         "web",
     },
-    "sdk": {"core", "clock", "flows", "live", "locks", "stores", "policy", "protos", "engine", "waiting", "web"},
+    "sdk": {"core", "clock", "flows", "locks", "stores", "policy", "protos", "engine"},
+    "pacing": {"core", "clock", "flows", "locks", "stores", "waiting", "web"},
     "integrations": {"core", "clock", "flows", "stores", "policy", "engine", "limiter", "sdk", "waiting", "web"},
     "gateway": {"clock", "config", "core", "live", "observe", "policy", "server", "stores", "web"},
     "admin": {"config", "core", "engine", "limiter", "observe", "policy", "reference", "stores", "web"},
@@ -121,7 +123,15 @@ def imports(path: Path) -> set[str]:
 
 def public_names() -> list[tuple[str, Any]]:
     """All that users may import from short paths, by its full name."""
-    packages = (headgate, headgate.engine, headgate.policy.envoy, headgate.sdk, headgate.testing, headgate.web)
+    packages = (
+        headgate,
+        headgate.engine,
+        headgate.pacing,
+        headgate.policy.envoy,
+        headgate.sdk,
+        headgate.testing,
+        headgate.web,
+    )
     found = [(f"{package.__name__}.{name}", getattr(package, name)) for package in packages for name in package.__all__]
     return [(name, thing) for name, thing in found if not isinstance(thing, str)]
 
@@ -184,16 +194,14 @@ def test_the_public_surface_is_this_list() -> None:
         "open_async_store",
         "open_store",
     }
-    assert headgate.sdk.__all__ == [
+    assert headgate.sdk.__all__ == ["AsyncClient", "CallerRefused", "Client"]
+    assert headgate.pacing.__all__ == [
         "AiohttpMiddleware",
-        "AsyncClient",
         "AsyncHttpxTransport",
-        "CallerRefused",
-        "Client",
         "HttpxTransport",
         "Pacer",
-        "RateLimited",
         "RequestsAdapter",
+        "WaitTooLong",
     ]
     assert headgate.testing.__all__ == ["ManualClock"]
     assert set(headgate.__all__) <= set(dir(headgate))

@@ -27,7 +27,7 @@ _CLIENT = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
 import httpx
-from headgate.sdk import HttpxTransport
+from headgate.pacing import HttpxTransport
 url, count, store = sys.argv[1], int(sys.argv[2]), sys.argv[3] or None
 with httpx.Client(transport=HttpxTransport(store=store), timeout=60) as client, ThreadPoolExecutor(4) as threads:
     print("ready", flush=True)

@@ -6,7 +6,7 @@
         ...
 
 A middleware of aiohttp has to return an answer of a server. So where a request is not sent, since it would be refused
-for too long, `RateLimited` is raised.
+for too long, `WaitTooLong` is raised.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from aiohttp.payload import BytesPayload
 
-from headgate.sdk.paced import AsyncPaced
-from headgate.sdk.pacing import Incoming, Outgoing, Pacer, RateLimited, WaitTooLong
+from headgate.pacing.pacer import Incoming, Outgoing, Pacer, WaitTooLong
+from headgate.pacing.sending import AsyncPacedSender
 from headgate.stores.base import AsyncStore
 from headgate.stores.memory import MemoryStore
 
@@ -24,9 +24,9 @@ class AiohttpMiddleware:
     """Sends requests of an `aiohttp.ClientSession`.
 
     Args:
-        pacer: what is known of servers, and how long to wait; default: one of its own.
-        store: what processes share, such as ``"redis://localhost"``: they stay within a limit together.
-        raises: whether to raise `RateLimited` also where the server's answer is a refusal for the sake of a limit.
+        pacer: the limits of servers, and how long to wait; default: a new one.
+        store: the store by which processes stay within a limit together, such as ``"redis://localhost"``.
+        raises: whether to raise `WaitTooLong` also for a refusal by the server.
 
     Close it after its sessions if it was given a store.
     """
@@ -38,7 +38,7 @@ class AiohttpMiddleware:
         store: str | AsyncStore | MemoryStore | None = None,
         raises: bool = False,
     ) -> None:
-        self._paced = AsyncPaced(pacer, store, raises=raises)
+        self._sender = AsyncPacedSender(pacer, store, raises=raises)
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         """Send a request when the limits allow it."""
@@ -47,15 +47,15 @@ class AiohttpMiddleware:
             response = await handler(request)
             return Incoming(response.status, response.headers.items(), response)
 
-        outcome = await self._paced.exchange(_outgoing(request), send, _close)
+        outcome = await self._sender.exchange(_outgoing(request), send, _close)
         if isinstance(outcome, WaitTooLong):
-            raise RateLimited(outcome.retry_after_us / 1_000_000)
+            raise outcome
         response: ClientResponse = outcome.response
         return response
 
     async def close(self) -> None:
         """Release what the store holds."""
-        await self._paced.close()
+        await self._sender.close()
 
 
 async def _close(response: ClientResponse) -> None:

@@ -17,8 +17,8 @@ import requests
 from requests.adapters import BaseAdapter, HTTPAdapter
 from urllib3 import HTTPResponse
 
-from headgate.sdk.paced import STATUS, Paced, own_answer
-from headgate.sdk.pacing import Incoming, Outgoing, Pacer, WaitTooLong
+from headgate.pacing.pacer import Incoming, Outgoing, Pacer, WaitTooLong
+from headgate.pacing.sending import STATUS, PacedSender, own_answer
 from headgate.stores.base import Store
 
 
@@ -27,9 +27,9 @@ class RequestsAdapter(BaseAdapter):
 
     Args:
         adapter: what sends them; default: one of requests' own.
-        pacer: what is known of servers, and how long to wait; default: one of its own.
-        store: what processes share, such as ``"redis://localhost"``: they stay within a limit together.
-        raises: whether to raise `RateLimited` where the answer is a refusal for the sake of a limit.
+        pacer: the limits of servers, and how long to wait; default: a new one.
+        store: the store by which processes stay within a limit together, such as ``"redis://localhost"``.
+        raises: whether to raise `WaitTooLong` instead of returning a refusal.
 
     A request that would have to wait for longer than `Pacer.max_wait` is answered with 429 at once. If it was not even
     sent, the answer has the header ``X-RateLimit-Source: client``.
@@ -45,7 +45,7 @@ class RequestsAdapter(BaseAdapter):
     ) -> None:
         super().__init__()
         self._adapter = adapter or HTTPAdapter()
-        self._paced = Paced(pacer, store, raises=raises)
+        self._sender = PacedSender(pacer, store, raises=raises)
 
     def send(  # noqa: PLR0917  the signature is that of requests
         self,
@@ -62,7 +62,7 @@ class RequestsAdapter(BaseAdapter):
             response = self._adapter.send(request, stream, timeout, verify, cert, proxies)
             return Incoming(response.status_code, _fields(response), response)
 
-        outcome = self._paced.exchange(_outgoing(request), send, methodcaller("close"))
+        outcome = self._sender.exchange(_outgoing(request), send, methodcaller("close"))
         if isinstance(outcome, WaitTooLong):
             return _own(request, outcome)
         response: requests.Response = outcome.response
@@ -71,7 +71,7 @@ class RequestsAdapter(BaseAdapter):
     def close(self) -> None:
         """Close the adapter inside, and the store."""
         self._adapter.close()
-        self._paced.close()
+        self._sender.close()
 
 
 def _own(request: requests.PreparedRequest, refusal: WaitTooLong) -> requests.Response:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.quota import MAX_WINDOW_US, SECOND, Quota
-from headgate.sdk.fields import Announced
+from headgate.pacing.fields import Announced
 
 PATIENCE_US = SECOND
 """How long others wait for the answer to the request that goes ahead."""

@@ -12,9 +12,18 @@ from benchmarks.clients.measuring import ideal
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import UsageError
 from headgate.core.quota import SECOND, Quota
-from headgate.sdk.pacing import MOST_ALLOWANCES, MOST_ORIGINS, MOST_ROUTES, Incoming, Outgoing, Pacer, Send, WaitTooLong
+from headgate.pacing.pacer import (
+    MOST_ALLOWANCES,
+    MOST_ORIGINS,
+    MOST_ROUTES,
+    Incoming,
+    Outgoing,
+    Pacer,
+    Send,
+    WaitTooLong,
+)
 from headgate.waiting import Pause
-from tests.sdk.simulation import START, STYLES, Fleet, Server, Ticket, World, request
+from tests.pacing.simulation import START, STYLES, Fleet, Server, Ticket, World, request
 
 WINDOWED = ("headgate", "ietf", "draft_7")
 """Styles that tell the window."""

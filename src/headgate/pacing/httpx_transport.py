@@ -17,8 +17,8 @@ from typing import Self
 
 import httpx
 
-from headgate.sdk.paced import STATUS, AsyncPaced, Paced, own_answer
-from headgate.sdk.pacing import Incoming, Outgoing, Pacer, WaitTooLong
+from headgate.pacing.pacer import Incoming, Outgoing, Pacer, WaitTooLong
+from headgate.pacing.sending import STATUS, AsyncPacedSender, PacedSender, own_answer
 from headgate.stores.base import AsyncStore, Store
 from headgate.stores.memory import MemoryStore
 
@@ -28,9 +28,9 @@ class HttpxTransport(httpx.BaseTransport):
 
     Args:
         transport: what sends them; default: httpx's own.
-        pacer: what is known of servers, and how long to wait; default: one of its own.
-        store: what processes share, such as ``"redis://localhost"``: they stay within a limit together.
-        raises: whether to raise `RateLimited` where the answer is a refusal for the sake of a limit.
+        pacer: the limits of servers, and how long to wait; default: a new one.
+        store: the store by which processes stay within a limit together, such as ``"redis://localhost"``.
+        raises: whether to raise `WaitTooLong` instead of returning a refusal.
 
     A request that would have to wait for longer than `Pacer.max_wait` is answered with 429 at once. If it was not even
     sent, the answer has the header ``X-RateLimit-Source: client``.
@@ -45,7 +45,7 @@ class HttpxTransport(httpx.BaseTransport):
         raises: bool = False,
     ) -> None:
         self._transport = transport or httpx.HTTPTransport()
-        self._paced = Paced(pacer, store, raises=raises)
+        self._sender = PacedSender(pacer, store, raises=raises)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request when the limits allow it."""
@@ -53,12 +53,12 @@ class HttpxTransport(httpx.BaseTransport):
         def send() -> Incoming:
             return _answer(self._transport.handle_request(request))
 
-        return _response(self._paced.exchange(_outgoing(request), send, methodcaller("close")), request)
+        return _response(self._sender.exchange(_outgoing(request), send, methodcaller("close")), request)
 
     def close(self) -> None:
         """Close the transport inside, and the store."""
         self._transport.close()
-        self._paced.close()
+        self._sender.close()
 
     def __enter__(self) -> Self:
         self._transport.__enter__()
@@ -71,7 +71,7 @@ class HttpxTransport(httpx.BaseTransport):
         traceback: TracebackType | None = None,
     ) -> None:
         self._transport.__exit__(exc_type, exc_value, traceback)
-        self._paced.close()
+        self._sender.close()
 
 
 class AsyncHttpxTransport(httpx.AsyncBaseTransport):
@@ -86,7 +86,7 @@ class AsyncHttpxTransport(httpx.AsyncBaseTransport):
         raises: bool = False,
     ) -> None:
         self._transport = transport or httpx.AsyncHTTPTransport()
-        self._paced = AsyncPaced(pacer, store, raises=raises)
+        self._sender = AsyncPacedSender(pacer, store, raises=raises)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request when the limits allow it."""
@@ -94,12 +94,12 @@ class AsyncHttpxTransport(httpx.AsyncBaseTransport):
         async def send() -> Incoming:
             return _answer(await self._transport.handle_async_request(request))
 
-        return _response(await self._paced.exchange(_outgoing(request), send, methodcaller("aclose")), request)
+        return _response(await self._sender.exchange(_outgoing(request), send, methodcaller("aclose")), request)
 
     async def aclose(self) -> None:
         """Close the transport inside, and the store."""
         await self._transport.aclose()
-        await self._paced.close()
+        await self._sender.close()
 
     async def __aenter__(self) -> Self:
         await self._transport.__aenter__()
@@ -112,7 +112,7 @@ class AsyncHttpxTransport(httpx.AsyncBaseTransport):
         traceback: TracebackType | None = None,
     ) -> None:
         await self._transport.__aexit__(exc_type, exc_value, traceback)
-        await self._paced.close()
+        await self._sender.close()
 
 
 def _outgoing(request: httpx.Request) -> Outgoing:

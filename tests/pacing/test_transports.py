@@ -20,9 +20,9 @@ from urllib3 import HTTPResponse
 from benchmarks.clients.api import Api, Fields, headgate, serving
 from headgate import Decision, Limiter, MemoryStore
 from headgate.core.errors import UsageError
-from headgate.sdk import AiohttpMiddleware, AsyncHttpxTransport, HttpxTransport, Pacer, RateLimited, RequestsAdapter
+from headgate.pacing import AiohttpMiddleware, AsyncHttpxTransport, HttpxTransport, Pacer, RequestsAdapter, WaitTooLong
 from headgate.testing import ManualClock
-from tests.sdk.simulation import STYLES
+from tests.pacing.simulation import STYLES
 from tests.servers import RedisServer, redis_server
 
 QUOTA = "20/2s"
@@ -90,7 +90,7 @@ def redis() -> Iterator[RedisServer]:
 PROCESS = """
 import sys, httpx
 from concurrent.futures import ThreadPoolExecutor
-from headgate.sdk import HttpxTransport
+from headgate.pacing import HttpxTransport
 url, store, count = sys.argv[1:]
 with httpx.Client(transport=HttpxTransport(store=store), timeout=60) as client, ThreadPoolExecutor(4) as threads:
     print(sum(threads.map(lambda _: client.get(url).status_code == 200, range(int(count)))))
@@ -147,18 +147,18 @@ def test_refusals_are_raised_if_asked_for(empty: Api) -> None:
     headers, url = {"Authorization": "used"}, f"{empty.url}/x"
     pacer = Pacer(max_wait=1)
     with httpx.Client(transport=HttpxTransport(pacer=pacer, raises=True), headers=headers) as client:
-        with pytest.raises(RateLimited, match="the server refused it") as refused:
+        with pytest.raises(WaitTooLong, match="the server refused it") as refused:
             client.get(url)
         assert refused.value.retry_after > 1
         assert refused.value.response.status_code == 429
         refused.value.response.close()
-        with pytest.raises(RateLimited, match="it was not sent"):
+        with pytest.raises(WaitTooLong, match="it was not sent"):
             client.get(url)
 
     async def main() -> None:
         middleware = AiohttpMiddleware(pacer=pacer)
         async with aiohttp.ClientSession(middlewares=[middleware], headers=headers) as session:
-            with pytest.raises(RateLimited):
+            with pytest.raises(WaitTooLong):
                 await session.get(url)
         await middleware.close()
 
@@ -277,5 +277,5 @@ def test_a_server_that_cannot_be_reached_is_an_error_of_the_library_in_use() -> 
 
 
 def test_what_is_not_a_pacer_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"pacer is a headgate\.sdk\.Pacer, not 60"):
+    with pytest.raises(UsageError, match=r"pacer is a headgate\.pacing\.Pacer, not 60"):
         HttpxTransport(pacer=60)  # type: ignore[arg-type]

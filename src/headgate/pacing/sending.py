@@ -1,4 +1,4 @@
-"""How flows of a `Pacer` are run: by threads and by tasks, with or without a store that processes share."""
+"""Run the flows of a `Pacer` in threads and in tasks, with or without a store that processes share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.core.numbers import short
 from headgate.core.plan import Call
 from headgate.core.quota import SECOND
 from headgate.flows import drive, drive_async
-from headgate.sdk.pacing import Incoming, Outgoing, Pacer, RateLimited, Step, WaitTooLong
+from headgate.pacing.pacer import Incoming, Outgoing, Pacer, Step, WaitTooLong
 from headgate.stores import open_resilient_async_store, open_resilient_store
 from headgate.stores.base import AsyncStore, Store
 from headgate.stores.memory import MemoryStore
@@ -24,13 +24,13 @@ from headgate.web.problem import CONTENT_TYPE
 STATUS = 429
 
 
-class Paced:
-    """Exchanges requests for answers, in threads.
+class PacedSender:
+    """Sends requests from threads.
 
     Args:
         pacer: what is known of servers; default: one of its own.
-        store: what processes share: the address of a store, or a store.
-        raises: whether to raise `RateLimited` where the answer is a refusal, the server's or ours.
+        store: the store that processes share, or its address.
+        raises: whether to raise `WaitTooLong` instead of returning a refusal.
     """
 
     def __init__(self, pacer: Pacer | None, store: str | Store | None, *, raises: bool) -> None:
@@ -56,7 +56,9 @@ class Paced:
             refused.append(send())
             return refused[0]
 
-        return _told(drive(self.pacer.exchange(request, ticket, is_shared=store is not None), do), raises=self._raises)
+        return _outcome(
+            drive(self.pacer.exchange(request, ticket, is_shared=store is not None), do), raises=self._raises
+        )
 
     def close(self) -> None:
         """Release what the store holds."""
@@ -64,7 +66,7 @@ class Paced:
             self._store.close()
 
 
-class AsyncPaced:
+class AsyncPacedSender:
     """The same in an event loop, which it never blocks."""
 
     def __init__(self, pacer: Pacer | None, store: str | AsyncStore | MemoryStore | None, *, raises: bool) -> None:
@@ -75,7 +77,7 @@ class AsyncPaced:
     async def exchange(
         self, request: Outgoing, send: Callable[[], Awaitable[Incoming]], close: Callable[[Any], Awaitable[None]]
     ) -> Incoming | WaitTooLong:
-        """See `Paced.exchange`. Cancelling leaves the line."""
+        """Do the same; a cancelled task leaves the queue."""
         ticket, clock, store = TaskTicket(), self.pacer.clock, self._store
         refused: list[Incoming] = []
 
@@ -91,7 +93,7 @@ class AsyncPaced:
             return refused[0]
 
         flow = self.pacer.exchange(request, ticket, is_shared=store is not None)
-        return _told(await drive_async(flow, do), raises=self._raises)
+        return _outcome(await drive_async(flow, do), raises=self._raises)
 
     async def close(self) -> None:
         """Release what the store holds."""
@@ -120,16 +122,16 @@ def own_answer(refusal: WaitTooLong) -> tuple[Headers, bytes]:
     return headers, body
 
 
-def _told(outcome: Incoming | WaitTooLong, *, raises: bool) -> Incoming | WaitTooLong:
-    """Return the answer, be it a refusal of the server, or the refusal of what was not sent."""
+def _outcome(outcome: Incoming | WaitTooLong, *, raises: bool) -> Incoming | WaitTooLong:
+    """Return the server's answer, or why the request was not sent."""
     if not isinstance(outcome, WaitTooLong):
         return outcome
     if raises:
-        raise RateLimited(outcome.retry_after_us / SECOND, outcome.answer and outcome.answer.response)
+        raise outcome
     return outcome.answer or outcome
 
 
 def _checked(pacer: Pacer | None) -> Pacer:
     if pacer is not None and not isinstance(pacer, Pacer):
-        raise UsageError(f"pacer is a headgate.sdk.Pacer, not {short(pacer)}")
+        raise UsageError(f"pacer is a headgate.pacing.Pacer, not {short(pacer)}")
     return pacer or Pacer()

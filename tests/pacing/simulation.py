@@ -19,7 +19,7 @@ from headgate.core.algorithms import State
 from headgate.core.decision import Decision
 from headgate.core.plan import Call
 from headgate.core.quota import SECOND, Quota
-from headgate.sdk.pacing import Incoming, Outgoing, Pacer, Send, WaitTooLong
+from headgate.pacing.pacer import Incoming, Outgoing, Pacer, Send, WaitTooLong
 from headgate.stores.memory import MemoryStore
 from headgate.waiting import Pause
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.sdk.fields import LONGEST_US, MOST, SECOND, Announced, Notice, ResetTime, read
+from headgate.pacing.fields import LONGEST_US, MOST, SECOND, Announced, Notice, ResetTime, read
 
 NOW = 1_790_000_000 * SECOND
 MINUTE = 60 * SECOND

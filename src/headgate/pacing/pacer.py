@@ -1,12 +1,12 @@
-"""Sending requests to servers that have limits, so that they have nothing to refuse.
+"""Send requests to servers that have limits, at the rate that they allow.
 
 `Pacer` is what httpx, requests and aiohttp have in common. `Pacer.exchange` is a flow (see `headgate.flows`): it yields
-what to do, a pause, a call of the store that processes share, or the request itself, and is sent the outcome.
+a pause, a call of the store that processes share, or the request itself, and is sent the outcome.
 
 ::
 
     exchange ── in line ── what do the limits allow? ── Send ── what does the answer say? ── refused, and may be
-                   ^             (Allowance)                    (headgate.sdk.fields)           sent again? ──┐
+                   ^             (Allowance)                    (headgate.pacing.fields)           sent again? ──┐
                    └──────────────────────────────────────────────────────────────────────────────────────────┘
 
 A limit is one of an *origin* (scheme, host, port) for a *credential*. Which of its limits a request falls under is
@@ -31,10 +31,10 @@ from headgate.core.numbers import short, whole
 from headgate.core.plan import MAX_COST, Call, Limit, Verb
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
-from headgate.sdk import fields
-from headgate.sdk.allowance import PATIENCE_US, Allowance, Sent
-from headgate.sdk.fields import LONGEST_US, SECOND, Announced, Notice
-from headgate.sdk.guessing import GuessedRate
+from headgate.pacing import fields
+from headgate.pacing.allowance import PATIENCE_US, Allowance, Sent
+from headgate.pacing.fields import LONGEST_US, SECOND, Announced, Notice
+from headgate.pacing.guessed_rate import GuessedRate
 from headgate.waiting import Pause, Ticket, WaitingLines
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
@@ -48,23 +48,6 @@ _CREDENTIALS = ("authorization", "x-api-key", "api-key", "x-auth-token")
 LONGEST_HOLD = 3600.0
 """Seconds that a server's word keeps requests back, at least."""
 T = TypeVar("T")
-
-
-class RateLimited(HeadgateError):
-    """The server's limits would keep a request longer than it may wait. Raised only if asked for.
-
-    Attributes:
-        retry_after: seconds until it might pass.
-        response: the server's refusal; None if the request was not sent, since the answer was known.
-    """
-
-    def __init__(self, retry_after: float, response: Any = None) -> None:
-        super().__init__(retry_after, response)
-        self.retry_after, self.response = retry_after, response
-
-    def __str__(self) -> str:
-        said = "the server refused it" if self.response is not None else "it was not sent"
-        return f"the limits of the server allow this request in {self.retry_after:g} s, later than it may wait: {said}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +77,29 @@ class Incoming(NamedTuple):
     """As the HTTP library has it."""
 
 
-class WaitTooLong(NamedTuple):
-    """What a flow returns where a limit keeps a request for longer than it may wait."""
+class WaitTooLong(HeadgateError):
+    """The server's limits would keep a request for longer than it may wait.
 
-    retry_after_us: int
-    answer: Incoming | None = None
-    """The server's; None if the request was not sent, since the answer was known."""
+    A flow returns it; whoever runs the flow raises it only if asked for.
+    """
+
+    def __init__(self, retry_after_us: int, answer: Incoming | None = None) -> None:
+        super().__init__(retry_after_us, answer)
+        self.retry_after_us, self.answer = retry_after_us, answer
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds until the request might pass."""
+        return self.retry_after_us / SECOND
+
+    @property
+    def response(self) -> Any:
+        """The server's refusal; None if the request was not sent."""
+        return self.answer and self.answer.response
+
+    def __str__(self) -> str:
+        reason = "it was not sent" if self.answer is None else "the server refused it"
+        return f"the server's limits allow this request in {self.retry_after:g} s, later than it may wait: {reason}"
 
 
 Step = Pause | Call | Send
@@ -157,7 +157,7 @@ class Pacer:
         while True:
             sent = yield from self._turn(origin, route, ticket, give_up, is_shared=is_shared)
             if isinstance(sent, WaitTooLong):
-                return sent._replace(answer=answer)
+                return WaitTooLong(sent.retry_after_us, answer)
             try:
                 answer = yield Send()
             except BaseException:

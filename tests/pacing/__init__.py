@@ -1,0 +1,1 @@
+"""Tests of pacing requests to other people's APIs."""
