@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.errors import UsageError
 from headgate.server.admission import (
     EXEMPT,
     TOO_FAST,
@@ -13,9 +12,9 @@ from headgate.server.admission import (
     UNFAIR,
     UNKNOWN_CALLER,
     AdmissionController,
-    CallerKeys,
     ConnectionAdmission,
 )
+from headgate.server.caller_keys import CallerKeys
 from headgate.server.wire.admission import NotAdmitted
 from headgate.server.wire.messages import NOBODY, Headers, Peer
 from headgate.testing import ManualClock
@@ -39,7 +38,7 @@ def admitted(connection: ConnectionAdmission, times: int) -> int:
 def test_without_a_ceiling_all_that_fits_is_let_in() -> None:
     admission = AdmissionController(in_flight=100)
     assert admitted(admission.admission(NOBODY), 1000) == 100
-    assert admission.in_flight == 100
+    assert admission.in_flight.total == 100
 
 
 def test_the_ceiling_lets_in_so_many_per_second_and_a_tenth_at_once() -> None:
@@ -175,7 +174,7 @@ def test_shares_of_what_is_in_flight_count_from_three_quarters_on() -> None:
     flood, other = admission.admission(NOBODY), admission.admission(NOBODY)
     assert (admitted(flood, 50), admitted(other, 1)) == (50, 1)
     assert admitted(flood, 50) == 24
-    assert (admission.in_flight, entered(flood, CHECK, [])) == (75, UNFAIR)
+    assert (admission.in_flight.total, entered(flood, CHECK, [])) == (75, UNFAIR)
 
 
 def test_shares_of_the_ceiling_count_for_a_second_after_it_was_reached() -> None:
@@ -209,8 +208,8 @@ def test_what_is_in_flight_is_counted_and_bounded(steps: list[tuple[int, bool]])
             entered(connection, CHECK, [])
         elif connection.in_flight:
             connection.release()
-        assert admission.in_flight == sum(each.in_flight for each in connections) <= 10
-        assert admission.busy == sum(each.in_flight > 0 for each in connections)
+        assert admission.in_flight.total == sum(each.in_flight for each in connections) <= 10
+        assert admission.in_flight.busy == sum(each.in_flight > 0 for each in connections)
 
 
 def test_shed_requests_are_counted_and_unknown_callers_are_not_among_them(caplog: pytest.LogCaptureFixture) -> None:
@@ -234,7 +233,7 @@ def test_a_caller_proves_itself_with_every_request() -> None:
     assert entered(connection, CHECK, [(b"authorization", b"Bearer x")]) == UNKNOWN_CALLER
     assert entered(connection, CHECK, []) == UNKNOWN_CALLER
     assert entered(connection, CHECK, good * 2) == UNKNOWN_CALLER
-    assert admission.in_flight == 3
+    assert admission.in_flight.total == 3
 
 
 def test_whose_keys_were_accepted_is_noted_again_after_somebody_took_note() -> None:
@@ -273,13 +272,13 @@ def test_calls_that_last_take_nothing_from_requests(path: bytes) -> None:
     streams = [
         connection for connection in connections for _ in range(1000) if connection.admit_stream(path, []) is None
     ]
-    assert admission.streams == len(streams) == 100
-    assert admission.in_flight == 0
+    assert admission.streams.total == len(streams) == 100
+    assert admission.in_flight.total == 0
     assert entered(connections[0], CHECK, []) is None
     assert connections[0].admit_stream(path, []) == TOO_MANY_STREAMS
     for connection in streams:
         connection.release_stream()
-    assert admission.streams == 0
+    assert admission.streams.total == 0
     assert connections[0].admit_stream(path, []) is None
 
 
@@ -300,49 +299,3 @@ def test_calls_that_last_need_a_key_and_a_token_but_for_health() -> None:
     assert admitted(busy, 10) == 1
     assert busy.admit_stream(REFLECT, []) == TOO_FAST
     assert busy.admit_stream(WATCH, []) is None
-
-
-@pytest.fixture
-def keys() -> CallerKeys:
-    text = f"# callers\n\nedge {digest('one')}  # first\nedge {digest('two').upper()}\nbilling {digest('three')}\n"
-    return CallerKeys.parse(text, "callers")
-
-
-@pytest.mark.parametrize(
-    ("header", "name"),
-    [
-        ((b"authorization", b"Bearer one"), "edge"),
-        ((b"authorization", b"bearer two"), "edge"),
-        ((b"x-api-key", b"three"), "billing"),
-        ((b"x-api-key", b"four"), ""),
-        ((b"x-api-key", b""), ""),
-        ((b"authorization", b"one"), ""),
-        ((b"authorization", b"Basic one"), ""),
-        ((b"accept", b"one"), ""),
-    ],
-)
-def test_a_caller_is_known_by_its_key(keys: CallerKeys, header: tuple[bytes, bytes], name: str) -> None:
-    assert keys.caller([(b":path", b"/x"), header])[0] == name
-
-
-def test_two_credentials_are_none(keys: CallerKeys) -> None:
-    assert keys.caller([(b"x-api-key", b"one"), (b"x-api-key", b"one")]) == ("", b"")
-    assert keys.caller([(b"x-api-key", b"one"), (b"authorization", b"Bearer one")]) == ("", b"")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("edge secret-key-in-plain", ":1: a line is NAME"),
-        (f"\nedge {'0' * 63}", ":2: a line is NAME"),
-        (f"edge one {'0' * 64}", ":1: a line is NAME"),
-        (f"a {'0' * 64}\nb {'0' * 64}", ":2: the same key"),
-        ("# nobody", "nobody could ask"),
-        ("\x00\x01", "a line is NAME"),
-        ("x" * 1_100_000, "more than"),
-    ],
-)
-def test_a_wrong_file_is_refused_without_showing_what_is_in_it(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said) as caught:
-        CallerKeys.parse(text, "callers")
-    assert "secret" not in str(caught.value)

@@ -20,7 +20,7 @@ from headgate.policy.live import LivePolicy, NoRules, rules_file
 from headgate.policy.loading import text_of
 from headgate.policy.model import Ruleset
 from headgate.policy.snapshot import SnapshotSource, snapshot_folder
-from headgate.server.admission import CallerKeys
+from headgate.server.caller_keys import CallerKeys
 from headgate.server.clients import LOOPBACK
 from headgate.server.deprecations import load_deprecations
 from headgate.server.identity.loading import FORWARDED_FOR, load_identity

@@ -1,0 +1,133 @@
+"""The arithmetic of a node's own protection: a token bucket, fair shares of it, and a bound that is shared fairly.
+
+None of them knows of connections or requests, or reads a clock but for the bucket: each is a few integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.clock import Clock
+from headgate.core.plan import Family
+from headgate.core.quota import SECOND, Quota
+from headgate.stores.memory import MemoryStore
+
+_SCARCE_US = SECOND
+"""How long shares count after the bucket was empty."""
+_SLICE_US = SECOND // 10
+"""How often the number of sharers is counted anew."""
+_SLACK_US = SECOND // 100
+"""How far a share is ahead of time."""
+
+
+class TokenBucket:
+    """So many tokens per second, a tenth of them at once; 0 for any number.
+
+    It is a limit of our own core, from which tokens are taken in handfuls, so that most requests cost a subtraction.
+    """
+
+    __slots__ = ("_check", "_handful", "_tokens", "burst", "per_second")
+
+    def __init__(self, per_second: int, clock: Clock | None = None) -> None:
+        self.per_second, self.burst = per_second, max(1, per_second // 10)
+        self._tokens, self._handful = 0, max(1, min(1000, per_second // 1000))
+        if per_second:
+            quota = Quota(per_second, SECOND, self.burst - per_second)
+            self._check = MemoryStore(clock=clock).bind(Family("node", [quota]))
+
+    def take(self, count: int = 1) -> bool:
+        """Take tokens, all or none."""
+        missing = count - self._tokens
+        if missing > 0:
+            if not self.per_second:
+                return True
+            wanted = missing if count > 1 else self._handful
+            if not self._check("node", wanted).allowed:
+                return False
+            self._tokens += wanted
+        self._tokens -= count
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class Usage:
+    """What one connection took of a `FairShare`."""
+
+    taken: int = 0
+    """Tokens that its share has not made up for, at `made_up_at` in microseconds."""
+    made_up_at: int = 0
+    slice: int = -1
+    """The last slice of time in which it took part."""
+
+
+class FairShare:
+    """Divides tokens per second evenly among the connections that ask, for a second after they ran out."""
+
+    __slots__ = ("_per_second", "_sharers", "_sharers_before", "_slice", "_sliced_at", "scarce_until")
+
+    def __init__(self, per_second: int) -> None:
+        self._per_second = per_second
+        self.scarce_until = 0
+        """In microseconds; 0 while tokens are not scarce."""
+        self._slice = self._sliced_at = 0
+        self._sharers = self._sharers_before = 0  # in this slice, and in the one before
+
+    def ran_out(self, now: int) -> None:
+        """Note that there were too few tokens: shares count from now on."""
+        self.scarce_until = now + _SCARCE_US
+
+    def may(self, usage: Usage, now: int) -> bool:
+        """Return whether a connection may take a token, as far as the others are concerned."""
+        if now >= self.scarce_until:
+            self.scarce_until = 0
+            return True
+        self._settle(usage, now)
+        return usage.taken <= self._share(now - self._sliced_at + _SLACK_US)
+
+    def charge(self, usage: Usage, count: int, now: int) -> None:
+        """Note how many tokens a connection took. They may be more than its share: it is let in again later."""
+        self._settle(usage, now)
+        usage.taken += count
+
+    def _settle(self, usage: Usage, now: int) -> None:
+        """Count a connection as a sharer, and forget what it took as far as its share has made up for it."""
+        if now - self._sliced_at >= _SLICE_US:
+            self._slice, self._sliced_at = self._slice + 1, now
+            self._sharers, self._sharers_before = 0, self._sharers
+        if usage.slice == self._slice:
+            return
+        usage.slice = self._slice
+        usage.taken, usage.made_up_at = max(usage.taken - self._share(now - usage.made_up_at), 0), now
+        self._sharers += 1
+
+    def _share(self, us: int) -> int:
+        """Return how many tokens are one connection's share of those that come in so many microseconds."""
+        return self._per_second * us // SECOND // max(self._sharers, self._sharers_before, 1)
+
+
+class Bound:
+    """How many may be open at once, over all connections. Connections keep their own number, and hand it in."""
+
+    __slots__ = ("busy", "crowded", "most", "total")
+
+    def __init__(self, most: int) -> None:
+        self.most, self.crowded = most, most - most // 4
+        """From three quarters on, shares count."""
+        self.total = self.busy = 0
+        """Open ones, and connections that have any."""
+
+    def is_over_share(self, mine: int) -> bool:
+        """Return whether a connection with so many has its share already, and the bound is nearly reached."""
+        return self.total >= self.crowded and mine >= max(1, self.most // max(1, self.busy))
+
+    def open(self, mine: int) -> int:
+        """Count one more of a connection that had so many; returns how many it has."""
+        self.total += 1
+        self.busy += not mine
+        return mine + 1
+
+    def close(self, mine: int) -> int:
+        """Count one less; returns how many the connection has left."""
+        self.total -= 1
+        self.busy -= mine == 1
+        return mine - 1
