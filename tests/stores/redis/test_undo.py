@@ -253,35 +253,37 @@ def test_every_limit_of_a_plan_is_undone(script: Script) -> None:
 @given(
     ANY,
     st.lists(
-        st.tuples(st.sampled_from([0, 0, 1, 1_000, 90_001]), st.integers(1, 4), st.booleans(), st.booleans()),
+        st.tuples(
+            st.sampled_from([0, 0, 1, 1_000, 90_001]), st.integers(1, 4), st.booleans(), st.booleans(), st.booleans()
+        ),
         min_size=1,
         max_size=8,
     ),
     st.randoms(use_true_random=False),
 )
 def test_an_attempt_that_is_undone_is_as_if_never_made(
-    script: Script, quota: Quota, asked: list[tuple[int, int, bool, bool]], chance: random.Random
+    script: Script, quota: Quota, asked: list[tuple[int, int, bool, bool, bool]], chance: random.Random
 ) -> None:
-    """Whatever else was taken in between, undone in any order; in a queue the last first, or it stays."""
+    """Whatever others of either tier took in between, undone in any order; in a queue the last first, or it stays."""
     name = next(names)
     plan = Family(name, [quota]).plan("user")
     try:
-        other = Family(name, [replace(quota, limit=quota.limit + 7)]).plan("user")  # of an earlier tier
+        other = Family(name, [replace(quota, limit=quota.limit + 7)]).plan("user")  # of another tier
     except InvalidQuota:
         other = plan
     now, history, undone = START, list[tuple[Plan, int, int]](), list[tuple[Plan, int, int]]()
     if quota.limit and script.check(other, 1, now):
         history.append((other, 1, now))
-    for gap, cost, is_attempt, is_refused in asked:
+    for gap, cost, is_attempt, is_refused, is_other in asked:
         now += gap or quota.queue  # equal ones cannot be told apart
-        made = (plan, min(cost, quota.capacity), now)
+        made = (other if is_other else plan, min(cost, quota.capacity), now)
         if (script.attempt if is_attempt else script.check)(*made):
             history.append(made)
             if is_attempt and is_refused:
                 undone.append(made)
     chance.shuffle(undone)
     for made in undone:
-        script.undo(plan, made[1], made[2], now)
+        script.undo(*made, now)
         history[history.index(made)] = ((), *made[1:])
         while history and not history[-1][0]:
             history.pop()
@@ -312,6 +314,30 @@ def test_in_a_queue_equal_attempts_of_one_moment_are_undone_together_or_not_at_a
     second = script.attempt(plan, 1, START)
     assert script.undo(plan, 1, START, START).remaining == second.remaining
     assert script.undo(plan, 1, START, START).remaining == 5
+
+
+@pytest.mark.parametrize("quota", QUOTAS, ids=str)
+def test_attempts_of_different_tiers_at_one_key_are_undone(script: Script, quota: Quota) -> None:
+    name = next(names)
+    gold = Family(name, [replace(quota, limit=9)]).plan("user")
+    silver = Family(name, [quota]).plan("user")
+    script.attempt(gold, 1, START)
+    script.attempt(silver, 2, START + 1)
+    script.attempt(gold, 1, START + 2)
+    for plan, cost, when in ((gold, 1, START + 2), (silver, 2, START + 1), (gold, 1, START)):
+        script.undo(plan, cost, when, START + 3)
+    assert script.peek(silver, START + 3).remaining == quota.capacity
+
+
+def test_of_many_quotas_at_one_key_the_journal_keeps_the_last(script: Script, server: RedisServer) -> None:
+    name = next(names)
+    plans = [Family(name, [Quota(1000 + number, SECOND)]).plan("user") for number in range(40)]
+    key = key_of(plans[0][0].space, plans[0][0].principal).decode()
+    for number in range(400):
+        script.attempt(plans[number % 40], 1, START + number)
+    assert int(server.command("STRLEN", key)) < 2000
+    left = script.peek(plans[39], START + 400).remaining
+    assert script.undo(plans[39], 1, START + 399, START + 400).remaining == left + 1
 
 
 @pytest.mark.parametrize("quota", QUOTAS, ids=str)

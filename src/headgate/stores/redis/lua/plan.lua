@@ -49,6 +49,24 @@ local function save(key, quota, before, after, reset, longer)
   if quota.log then quota.log.save(key, after, ttl, expiry) else call('SET', key, after, 'PXAT', expiry) end
 end
 
+-- The quota that is packed at a byte of a text, and where the next one begins.
+local last, step, size, log
+local function quota_at(text, at)
+  local name, limit, capacity, window, gain, unit, every, calm, warn, queue, fine
+  name, limit, capacity, window, gain, unit, every, calm, warn, queue, fine, at =
+    unpack_from('<sdddddddddd', text, at)
+  if name ~= last then
+    last, step, size, log = name, step_named(name)
+  end
+  local quota = {
+    step = step, size = size, log = log, limit = limit, capacity = capacity, window = window, gain = gain, unit = unit,
+    full = capacity * unit, per = (fine > 0 or limit == 0) and window or 1, low = 4 * fine, calm = calm, warn = warn,
+  }
+  if every > 1 then quota.every = every end
+  if queue == 1 then quota.queue = true end
+  return quota, at
+end
+
 -- Decides what is not as simple as a check of one limit; made when it is needed.
 local function decider()
   local RECORD_US, RECORD_MS = 300000000, '300000'
@@ -67,61 +85,87 @@ local function decider()
   end
 
   -- The journal of a key that holds a string follows the state. It has the checks of the last two seconds and what was
-  -- there before them, so that any of them can be undone: by making the others again. Its parts: limit, capacity and
-  -- refill interval of the quota, doubles; whether anything was there before, a byte; that state; and of each check the
-  -- time and the cost, doubles. A cost below zero was undone, but others queue behind it, who were told to wait for it.
-  -- What else changes the state, and a check by another quota, ends the journal.
-  local ENTRY, KEPT_US, LONGEST = 16, 2000000, 64 * 16
+  -- there before them, so that any of them can be undone: by making the others again, each by the quota that it was made
+  -- by. Its parts: the number of those quotas, a byte; whether anything was there before, a byte; that state; the quotas
+  -- as they came; and of each check the time, a double, the cost, four bytes, and which of the quotas, a byte. A cost
+  -- below zero was undone, but others queue behind it, who were told to wait for it. What else changes the state ends
+  -- the journal.
+  local ENTRY, KEPT_US, LONGEST, MOST_QUOTAS = 13, 2000000, 64 * 13, 8
 
-  -- The state before the checks of a journal, and those checks; nil if there is none of this quota.
-  local function journal_of(quota, held)
-    local size = quota.size
+  -- The state before the checks of a journal, those checks, and their quotas; nil if there is none.
+  local function journal_of(size, held)
     if not held or #held == size then return end
-    local limit, capacity, every, based, at = unpack_from('<dddB', held, size + 1)
-    if limit ~= quota.limit or capacity ~= quota.capacity or every ~= (quota.every or 1) then return end
-    if based == 0 then return false, held:sub(at) end
-    return held:sub(at, at + size - 1), held:sub(at + size)
+    local count, based = held:byte(size + 1, size + 2)
+    if count == 0 then return end
+    local first = size + 3 + based * size
+    local quotas, at = {}, first
+    for place = 1, count do
+      local from = at
+      quotas[place], at = quota_at(held, at)
+      quotas[place].text = held:sub(from, at - 1)
+    end
+    return based == 1 and held:sub(size + 3, first - 1), held:sub(at), quotas
+  end
+
+  local function place_of(quota, quotas)
+    for place = 1, #quotas do
+      if quotas[place].text == quota.text then return place end
+    end
   end
 
   -- The state after the checks of a journal up to the byte `last`.
-  local function replayed(quota, state, checks, last)
+  local function replayed(state, checks, quotas, last)
     for at = 1, last, ENTRY do
-      local when, cost = unpack_from('<dd', checks, at)
+      local when, cost, place = unpack_from('<di4B', checks, at)
+      local quota = quotas[place]
       state = quota.step(state, quota, math.abs(cost), when)
     end
     return state
   end
 
-  local function joined(quota, state, base, checks)
+  local function joined(state, base, checks, quotas)
     if checks == '' then return state end
-    return state .. pack('<dddB', quota.limit, quota.capacity, quota.every or 1, base and 1 or 0) .. (base or '') .. checks
+    local texts = {}
+    for place = 1, #quotas do texts[place] = quotas[place].text end
+    return state .. pack('<BB', #quotas, base and 1 or 0) .. (base or '') .. concat(texts) .. checks
   end
 
   -- The state after a check, with its journal if that check, or a recent one before it, may be undone.
   local function noted(quota, held, state, cost, undoable)
-    local base, checks = journal_of(quota, held)
-    if not checks then base, checks = held and held:sub(1, quota.size), '' end
+    local base, checks, quotas = journal_of(quota.size, held)
+    local place = checks and place_of(quota, quotas)
+    if not checks or (not place and #quotas == MOST_QUOTAS) then
+      base, checks, quotas = held and held:sub(1, quota.size), '', {}
+    end
     local old = 0
     while old < #checks do
       local age = now - unpack_from('<d', checks, old + 1)
       if #checks - old < LONGEST and age < KEPT_US then break end
       old = old + ENTRY
     end
-    base, checks = replayed(quota, base, checks, old), checks:sub(old + 1)
-    if checks == '' and not undoable then return state end
-    return joined(quota, state, base, checks .. pack('<dd', now, cost))
+    base, checks = replayed(base, checks, quotas, old), checks:sub(old + 1)
+    if checks == '' then
+      if not undoable then return state end
+      quotas, place = {}, nil
+    end
+    if not place then
+      place = #quotas + 1
+      quotas[place] = quota
+    end
+    return joined(state, base, checks .. pack('<di4B', now, cost, place), quotas)
   end
 
   -- What a key holds once a check is undone; what it holds now if the journal does not have that check.
   local function undone(quota, held, cost, since)
-    local base, checks = journal_of(quota, held)
-    for at = 1, checks and #checks or 0, ENTRY do
-      local when, units = unpack_from('<dd', checks, at)
-      if when == since and units == cost then
-        local instead = quota.queue and pack('<dd', since, -cost) or ''
+    local base, checks, quotas = journal_of(quota.size, held)
+    local place = checks and place_of(quota, quotas)
+    for at = 1, place and #checks or 0, ENTRY do
+      local when, units, made_by = unpack_from('<di4B', checks, at)
+      if when == since and units == cost and made_by == place then
+        local instead = quota.queue and pack('<di4B', since, -cost, place) or ''
         checks = checks:sub(1, at - 1) .. instead .. checks:sub(at + ENTRY)
-        while checks ~= '' and unpack_from('<d', checks, #checks - 7) < 0 do checks = checks:sub(1, -1 - ENTRY) end
-        return joined(quota, replayed(quota, base, checks, #checks), base, checks)
+        while checks ~= '' and unpack_from('<i4', checks, #checks - 4) < 0 do checks = checks:sub(1, -1 - ENTRY) end
+        return joined(replayed(base, checks, quotas, #checks), base, checks, quotas)
       end
     end
     return held
@@ -291,21 +335,10 @@ for index = 2, #ARGV do
     plan = {false, verb = verb:lower(), count = count, records = records, cost = cost, since = since}
     plan.undoable = verb ~= plan.verb
     if verb == 'u' then plan.last, at = unpack_from('<d', text, at) end
-    local last, step, size, log
     for place = 1, count do
-      local name, limit, capacity, window, gain, unit, every, calm, warn, queue, fine
-      name, limit, capacity, window, gain, unit, every, calm, warn, queue, fine, at =
-        unpack_from('<sdddddddddd', text, at)
-      if name ~= last then
-        last, step, size, log = name, step_named(name)
-      end
-      local quota = {
-        step = step, size = size, limit = limit, capacity = capacity, window = window, gain = gain, unit = unit,
-        full = capacity * unit, per = (fine > 0 or limit == 0) and window or 1, low = 4 * fine, calm = calm, warn = warn,
-      }
-      if every > 1 then quota.every = every end
-      if queue == 1 then quota.queue = true end
-      if log then quota.log, plan.logs = log, true end
+      local quota, following = quota_at(text, at)
+      quota.text, at = text:sub(at, following - 1), following
+      if quota.log then plan.logs = true end
       plan[place] = quota
     end
     if several then plans[text] = plan end
