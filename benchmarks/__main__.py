@@ -28,7 +28,7 @@ from benchmarks.timing import Pace
 from headgate.core.errors import UsageError
 from headgate.gateway.envoy import program
 
-REPORT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--output",
         type=Path,
         default=None,
-        help="where the report goes; default: docs/benchmarks.md, or with --quick or --only the terminal",
+        metavar="FOLDER",
+        help="where the pages of the report go; default: docs, or with --quick or --only the terminal",
     )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the raw numbers there as well")
     parser.add_argument(
@@ -194,14 +195,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (LoadError, UsageError) as error:
         sys.exit(str(error))
     results = run(size, parts)
-    report = render(results)
+    pages = render(results)
     if options.json:
         options.json.write_text(json.dumps(asdict(results), indent=1) + "\n", encoding="utf-8")
     if (options.quick or options.only) and not options.output:
-        print(report)
-    else:
-        (options.output or REPORT).write_text(report, encoding="utf-8")
-        print(summary(results))
+        print("\n".join(pages.values()))
+        return
+    for path, text in pages.items():
+        page = (options.output or DOCS) / path
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
+    print(summary(results))
 
 
 def _told(row: Row) -> str:

@@ -177,7 +177,7 @@ def render(results: ReplayResults) -> str:
         for row in results.rows
     ]
     alike = f"{results.equal:,} of {results.compared:,} lines are decided alike, {results.refused:,} of them refused.\n"
-    return "\n".join(["## Replay\n", WHAT, table(head, shown), alike, "### Replay: method\n", METHOD])
+    return "\n".join(["# Benchmarks: Replay\n", WHAT, table(head, shown), alike, "## Method\n", METHOD])
 
 
 def in_short(results: ReplayResults) -> list[tuple[str, str, str]]:

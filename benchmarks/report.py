@@ -1,9 +1,10 @@
-"""Renders docs/benchmarks.md: all of it in short, then where the numbers come from, and each part."""
+"""Renders docs/benchmarks.md, a page of results, and a page with method and rows for each part in docs/benchmarks."""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -27,11 +28,8 @@ from benchmarks.service.measuring import ServiceResults
 from benchmarks.tables import table
 
 WHAT = """\
-What a decision costs, in memory and on Redis, as ratios to what others need for the same in the same run; what it
-costs to find the rules for a request; what a check costs over the wire, and who asks for it; and what a limit costs a
-web application, a client and a gateway; and what it takes to replay a log.
-
-Rendered by `python -m benchmarks`; every row is shown, whether it passes or not.
+The cost of a decision in memory, on Redis and over the wire, as a ratio to a peer or a floor measured in the same run.
+`make bench` renders this page and those of the parts; every row is shown, whether it passes or not.
 """
 VERSIONS = (
     "headgate",
@@ -70,29 +68,35 @@ class Results:
     replay: ReplayResults | None = None
 
 
-def render(results: Results) -> str:
-    """Return the report as Markdown."""
-    parts = ["# Benchmarks\n", WHAT, in_short(results)]
-    parts += ["## Environment\n", table(("", ""), results.environment.items())]
+def render(results: Results) -> dict[str, str]:
+    """Return the report as Markdown, by the path of each page below docs: one with the results, one for each part."""
+    pages = dict(_parts(results))
+    short = ["# Benchmarks\n", WHAT, in_short(results)]
+    links = (f"[{text.partition(': ')[2].partition(chr(10))[0]}]({path})" for path, text in pages.items())
+    short += [f"Method and all rows: {', '.join(links)}.\n"]
+    short += ["## Environment\n", table(("", ""), results.environment.items())]
+    return {"benchmarks.md": "\n".join(short), **pages}
+
+
+def _parts(results: Results) -> Iterator[tuple[str, str]]:
     if results.memory:
-        parts.append(in_memory.render(results.memory))
+        yield "benchmarks/memory.md", in_memory.render(results.memory)
     if results.redis:
-        parts.append(on_redis.render(results.redis))
+        yield "benchmarks/redis.md", on_redis.render(results.redis)
     if results.rules:
-        parts.append(by_rules.render(results.rules))
+        yield "benchmarks/rules.md", by_rules.render(results.rules)
     if results.service:
-        parts.append(by_service.render(results.service))
+        yield "benchmarks/service.md", by_service.render(results.service)
     if results.integrations:
-        parts.append(in_frameworks.render(results.integrations))
+        yield "benchmarks/integrations.md", in_frameworks.render(results.integrations)
     if results.sdk:
-        parts.append(sdk.render(results.sdk))
+        yield "benchmarks/sdk.md", sdk.render(results.sdk)
     if results.clients:
-        parts.append(by_clients.render(results.clients))
+        yield "benchmarks/clients.md", by_clients.render(results.clients)
     if results.gateway:
-        parts.append(by_gateway.render(results.gateway))
+        yield "benchmarks/gateway.md", by_gateway.render(results.gateway)
     if results.replay:
-        parts.append(replay.render(results.replay))
-    return "\n".join(parts)
+        yield "benchmarks/replay.md", replay.render(results.replay)
 
 
 def in_short(results: Results) -> str:
@@ -118,7 +122,7 @@ def in_short(results: Results) -> str:
         lines += replay.in_short(results.replay)
     verdicts = summary(results)
     passed, failed = verdicts.count("PASS"), verdicts.count("**FAIL**")
-    reached = f"{passed} of {passed + failed} verdicts below are PASS; worst and best row of each line:\n"
+    reached = f"{passed} of {passed + failed} verdicts are PASS. Each line shows its best and its worst row.\n"
     return "\n".join((reached, table(("what", "Headgate", "compared"), lines)))
 
 

@@ -196,7 +196,7 @@ def render(results: SdkResults) -> str:
     """Return the part about the SDK as Markdown."""
     head = ("client", "us per check", "x the floor")
     shown = [(row.name, f"{row.cpu_us:.0f}", times(row.cpu_us / results.rows[0].cpu_us)) for row in results.rows]
-    return "\n".join(["## SDK\n", WHAT, table(head, shown), "### SDK: method\n", METHOD])
+    return "\n".join(["# Benchmarks: SDK\n", WHAT, table(head, shown), "## Method\n", METHOD])
 
 
 def in_short(results: SdkResults) -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""Renders the part about clients of docs/benchmarks.md."""
+"""Renders the part about clients of the benchmarks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METHOD = """\
 
 def render(results: ClientsResults) -> str:
     """Return the part about clients as Markdown."""
-    parts = ["## Clients\n", WHAT, "### Clients: verdicts\n", summary(results), "### Clients: method\n", METHOD]
+    parts = ["# Benchmarks: Clients\n", WHAT, "## Verdicts\n", summary(results), "### Clients: method\n", METHOD]
     return "\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Renders the part about the gateway of docs/benchmarks.md."""
+"""Renders the part about the gateway of the benchmarks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ METHOD = f"""\
 
 def render(results: GatewayResults) -> str:
     """Return the part about the gateway as Markdown."""
-    parts = ["## Gateway\n", WHAT, "### Gateway: verdicts\n", summary(results.rows), "### Gateway: method\n", METHOD]
-    return "\n".join([*parts, "### Gateway: numbers\n", _numbers(results.rows)])
+    parts = ["# Benchmarks: Gateway\n", WHAT, "## Verdicts\n", summary(results.rows), "### Gateway: method\n", METHOD]
+    return "\n".join([*parts, "## Numbers\n", _numbers(results.rows)])
 
 
 def summary(rows: Rows) -> str:

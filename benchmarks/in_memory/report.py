@@ -1,4 +1,4 @@
-"""Renders the part in memory of docs/benchmarks.md: what was measured, how, and how to read it."""
+"""Renders the part in memory of the benchmarks: what was measured, how, and how to read it."""
 
 from __future__ import annotations
 
@@ -175,28 +175,28 @@ def in_short(rows: list[Row]) -> Iterator[tuple[str, str, str]]:
 def render(results: MemoryResults) -> str:
     """Return the part in memory as Markdown."""
     parts = [
-        "## Memory\n",
+        "# Benchmarks: Memory\n",
         WHAT,
-        "### Verdicts\n",
+        "## Verdicts\n",
         summary(results),
-        "### Method\n",
+        "## Method\n",
         METHOD,
-        "### Decisions: one limit\n",
+        "## Decisions: one limit\n",
         DECISIONS,
         _decisions([row for row in results.rows if len(row.scenario.limits) == 1]),
-        "### Decisions: three limits\n",
+        "## Decisions: three limits\n",
         THREE_LIMITS,
         _decisions([row for row in results.rows if len(row.scenario.limits) > 1]),
-        "### Every call that was timed\n",
+        "## Every call that was timed\n",
         EVERY_CALL,
         _every_call(results.rows),
-        "### Other operations\n",
+        "## Other operations\n",
         OPERATIONS,
         _operations(results.operations),
-        "### Memory per key\n",
+        "## Memory per key\n",
         MEMORY,
         _memory(results.footprints),
-        "### Accuracy of the sliding window counter\n",
+        "## Accuracy of the sliding window counter\n",
         about_accuracy(results.accuracy),
         _accuracy(results.accuracy),
         accuracy_reading(results.accuracy),

@@ -1,4 +1,4 @@
-"""Renders the part about integrations of docs/benchmarks.md."""
+"""Renders the part about integrations of the benchmarks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ METHOD = f"""\
 
 def render(results: IntegrationResults) -> str:
     """Return the part about integrations as Markdown."""
-    parts = ["## Integrations\n", WHAT, "### Integrations: verdicts\n", summary(results.rows)]
-    parts += ["### Integrations: method\n", METHOD, "### Integrations: numbers\n", _numbers(results.rows)]
+    parts = ["# Benchmarks: Integrations\n", WHAT, "## Verdicts\n", summary(results.rows)]
+    parts += ["## Method\n", METHOD, "### Integrations: numbers\n", _numbers(results.rows)]
     return "\n".join(parts)
 
 

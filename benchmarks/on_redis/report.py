@@ -1,4 +1,4 @@
-"""Renders the Redis part of docs/benchmarks.md: what was measured, how, and how to read it."""
+"""Renders the Redis part of the benchmarks: what was measured, how, and how to read it."""
 
 from __future__ import annotations
 
@@ -136,31 +136,31 @@ def render(results: RedisResults) -> str:
     """Return the Redis part as Markdown."""
     together, alone, three, cluster = _groups(results.rows).values()
     parts = [
-        "## Redis\n",
+        "# Benchmarks: Redis\n",
         WHAT,
-        "### Redis: verdicts\n",
+        "## Verdicts\n",
         summary(results.rows),
-        "### Redis: method\n",
+        "## Method\n",
         METHOD,
-        "### Redis: 64 callers\n",
+        "## 64 callers\n",
         TOGETHER,
         _throughput(together),
-        "### Redis: one caller\n",
+        "## One caller\n",
         ALONE,
         _latency(alone),
-        "### Redis: three limits\n",
+        "## Three limits\n",
         THREE_LIMITS,
         _throughput(three),
-        "### Redis: cluster\n",
+        "## Cluster\n",
         CLUSTER,
         _cluster(cluster),
-        "### Redis: every call that was timed\n",
+        "## Every call that was timed\n",
         EVERY_CALL,
         _every_call(results.rows, _spread),
-        "### Redis: processor time\n",
+        "## Processor time\n",
         PROCESSOR,
         _every_call(results.rows, lambda cost: f"{cost.client_us:.1f} + {cost.server_us:.1f}"),
-        "### Redis: memory\n",
+        "## Memory\n",
         MEMORY,
         _memory(results.footprints),
     ]

@@ -1,4 +1,4 @@
-"""Renders the part about rules of docs/benchmarks.md: what was measured, how, and how to read it."""
+"""Renders the part about rules of the benchmarks: what was measured, how, and how to read it."""
 
 from __future__ import annotations
 
@@ -75,22 +75,22 @@ Milliseconds, by the number of rules, and microseconds per rule with the most of
 def render(results: RulesResults) -> str:
     """Return the part about rules as Markdown."""
     parts = [
-        "## Rules\n",
+        "# Benchmarks: Rules\n",
         WHAT,
-        "### Rules: verdicts\n",
+        "## Verdicts\n",
         summary(results.rows),
-        "### Rules: method\n",
+        "## Method\n",
         METHOD,
-        "### Rules: matching\n",
+        "## Matching\n",
         MATCHING,
         _matching(_rows(results.rows, envoy=False)),
-        "### Rules: Envoy descriptors\n",
+        "## Envoy descriptors\n",
         ENVOY,
         _matching(_rows(results.rows, envoy=True)),
-        "### Rules: decisions\n",
+        "## Decisions\n",
         about_decisions(results.rules_decided_by),
         _decided(results.decided),
-        "### Rules: building\n",
+        "## Building\n",
         BUILDING,
         _building(results.building),
     ]

@@ -1,4 +1,4 @@
-"""Renders the part about the service of docs/benchmarks.md: what was measured, how, and how to read it."""
+"""Renders the part about the service of the benchmarks: what was measured, how, and how to read it."""
 
 from __future__ import annotations
 
@@ -132,27 +132,27 @@ def render(results: ServiceResults) -> str:
     """Return the part about the service as Markdown."""
     costs = results.costs
     parts = [
-        "## Service\n",
+        "# Benchmarks: Service\n",
         WHAT,
-        "### Service: verdicts\n",
+        "## Verdicts\n",
         summary(costs),
-        "### Service: method\n",
+        "## Method\n",
         method(results.cores),
-        "### Service: requests\n",
+        "## Requests\n",
         COSTS,
         *([f"Not on the path, and not measured: {', '.join(results.missing)}.\n"] if results.missing else []),
         *([f"On the path, but left out, for they failed: {', '.join(results.failed)}.\n"] if results.failed else []),
         _costs(costs),
     ]
     if any(name.startswith(OTHER) for name in costs.rows):
-        parts += ["### Service: against the other\n", AGAINST, _against(costs)]
+        parts += ["## Against the other\n", AGAINST, _against(costs)]
     if any(cost.latency for cost in costs.ours):
-        parts += ["### Service: latency\n", LATENCY, _latency(costs)]
+        parts += ["## Latency\n", LATENCY, _latency(costs)]
     parts += [
-        "### Service: observing\n",
+        "## Observing\n",
         OBSERVING,
         _observing(results),
-        f"### Service: {TARGET:,} requests per second\n",
+        f"## {TARGET:,} requests per second\n",
         SIZING,
         _sizing(costs),
     ]

@@ -23,8 +23,8 @@ def measured(part: str) -> Results:
 
 
 @pytest.fixture(scope="module")
-def report() -> str:
-    """Return the report of all parts."""
+def pages() -> dict[str, str]:
+    """Return the report of all parts, by page."""
     environment: dict[str, str] = {}
     for part in PARTS:
         environment |= measured(part).environment
@@ -37,73 +37,58 @@ def test_each_part_can_be_measured_alone(part: str) -> None:
     assert [each for each in PARTS if getattr(found, each) is not None] == [part]
 
 
-def test_the_report_has_all_algorithms_peers_and_verdicts(report: str) -> None:
-    assert all(f"| {kind}, allow |" in report and f"| {kind}, deny, 1 |" in report for kind in Kind)
-    assert all(f"{peer}:" in report for peer in ("limits", "throttled-py", "pyrate-limiter"))
-    assert "within 7x" in report
-    assert "5x faster" in report
-    assert "PASS" in report or "FAIL" in report
+def test_a_page_of_results_links_to_a_page_for_each_part(pages: dict[str, str]) -> None:
+    short = pages["benchmarks.md"]
+    assert re.findall(r"\((benchmarks/\w+\.md)\)", short) == [page for page in pages if page != "benchmarks.md"]
+    assert len(pages) == len(PARTS) + 1
+    assert "| redis-server | " in short
+    assert "| nginx | " in short
 
 
-def test_the_report_opens_with_fifteen_lines_of_its_own_figures(report: str) -> None:
-    opening = report[: report.index("## Environment")]
-    lines = [line for line in opening.splitlines() if line.startswith("| ")][1:]
+def test_the_page_of_results_has_a_line_for_each_figure(pages: dict[str, str]) -> None:
+    short = pages["benchmarks.md"]
+    lines = [line for line in short[: short.index("## Environment")].splitlines() if line.startswith("| ")][1:]
     assert len(lines) == 15
     in_memory, _, _, service, *_ = [getattr(measured(part), part) for part in PARTS]
     fastest = min(row.ours.best for row in in_memory.rows if len(row.scenario.limits) == 1)
-    assert f"| decision in memory, one limit | {fastest:,.0f} to " in opening
-    assert f"{service.costs.rows['http'].per_second:,.0f} a second" in opening
-    reached, judged = re.findall(r"(\d+) of (\d+) verdicts below are PASS", opening)[0]
+    assert f"| decision in memory, one limit | {fastest:,.0f} to " in short
+    assert f"{service.costs.rows['http'].per_second:,.0f} a second" in short
+    reached, judged = re.findall(r"(\d+) of (\d+) verdicts are PASS", short)[0]
     assert 0 <= int(reached) <= int(judged)
 
 
-def test_the_report_goes_from_verdicts_over_method_to_numbers(report: str) -> None:
-    titles = (
-        "Environment",
-        "Memory",
-        "Verdicts",
-        "Method",
-        "Decisions",
-        "Memory per key",
-        "Redis",
-        "Redis: verdicts",
-        "Rules",
-        "Service",
-        "Integrations",
-        "Clients",
-        "Gateway",
-        "Replay",
-    )
-    places = [report.index(f"## {title}\n" if title != "Decisions" else "## Decisions") for title in titles]
-    assert places == sorted(places)
-    assert "0.003 %" in report
+def test_a_page_has_verdicts_method_and_rows(pages: dict[str, str]) -> None:
+    sections = {
+        "memory": ("Verdicts", "Method", "Decisions: one limit", "Decisions: three limits", "Memory per key"),
+        "redis": ("Verdicts", "Method", "64 callers", "One caller", "Three limits", "Cluster", "Processor time"),
+        "rules": ("Verdicts", "Method", "Matching", "Envoy descriptors", "Decisions", "Building"),
+        "service": ("Verdicts", "Method", "Requests", "Latency", "Observing", "1,000,000 requests per second"),
+        "integrations": ("Verdicts", "Method", "Numbers"),
+        "clients": ("Verdicts", "Method"),
+        "gateway": ("Verdicts", "Method", "Numbers"),
+        "replay": ("Method",),
+    }
+    for part, titles in sections.items():
+        page = pages[f"benchmarks/{part}.md"]
+        places = [page.index(f"## {title}\n") for title in titles]
+        assert places == sorted(places), part
 
 
-def test_the_report_has_all_that_was_asked_of_redis(report: str) -> None:
-    parts = ("64 callers", "one caller", "three limits", "cluster", "processor time", "memory")
-    assert all(f"### Redis: {part}\n" in report for part in parts)
-    for question in ("64 callers: x the best peer", "64 callers: x `INCR`", "one async caller: time", "three limits"):
-        assert f"| {question}" in report
-    assert "| redis-server | " in report
-
-
-def test_the_report_has_all_that_was_asked_of_rules(report: str) -> None:
-    parts = ("verdicts", "method", "matching", "Envoy descriptors", "decisions", "building")
-    assert all(f"### Rules: {part}\n" in report for part in parts)
-    for question in ("us per request", "time, 1,000 against 10", "another in each request: us per request"):
-        assert f"rules: {question} |" in report or f"rules, {question} |" in report
-
-
-def test_the_report_has_all_that_was_asked_of_the_service(report: str) -> None:
-    parts = ("verdicts", "method", "requests", "latency", "observing", "1,000,000 requests per second")
-    assert all(f"### Service: {part}\n" in report for part in parts)
-    for question in (
+def test_a_page_has_the_verdicts_that_its_aims_need(pages: dict[str, str]) -> None:
+    memory, rules = pages["benchmarks/memory.md"], pages["benchmarks/rules.md"]
+    assert all(f"| {kind}, allow |" in memory and f"| {kind}, deny, 1 |" in memory for kind in Kind)
+    assert all(f"{peer}:" in memory for peer in ("limits", "throttled-py", "pyrate-limiter"))
+    assert all(text in memory for text in ("within 7x", "5x faster", "0.003 %"))
+    for verdict in ("64 callers: x the best peer", "64 callers: x `INCR`", "one async caller: time", "three limits"):
+        assert f"| {verdict}" in pages["benchmarks/redis.md"]
+    for verdict in ("us per request", "time, 1,000 against 10", "another in each request: us per request"):
+        assert f"rules: {verdict} |" in rules or f"rules, {verdict} |" in rules
+    for verdict in (
         "HTTP check: processor time, x nginx",
         "RLS: x less processor time",
         "RLS on Redis: rate, x RLS on",
     ):
-        assert f"| {question}" in report
-    assert "| nginx | " in report
+        assert f"| {verdict}" in pages["benchmarks/service.md"]
 
 
 def test_what_was_measured_is_complete() -> None:
@@ -125,9 +110,10 @@ def test_what_was_measured_is_complete() -> None:
     assert replay.equal == replay.compared == 500
 
 
-def test_as_a_command_it_writes_the_report_and_the_raw_numbers(tmp_path: pathlib.Path) -> None:
-    main(["--quick", "--only", "rules", "--output", str(tmp_path / "report.md"), "--json", str(tmp_path / "raw.json")])
-    assert "## Rules\n" in (tmp_path / "report.md").read_text()
+def test_as_a_command_it_writes_the_pages_and_the_raw_numbers(tmp_path: pathlib.Path) -> None:
+    main(["--quick", "--only", "rules", "--output", str(tmp_path), "--json", str(tmp_path / "raw.json")])
+    assert (tmp_path / "benchmarks.md").read_text().startswith("# Benchmarks\n")
+    assert (tmp_path / "benchmarks" / "rules.md").read_text().startswith("# Benchmarks: Rules\n")
     assert json.loads((tmp_path / "raw.json").read_text())["rules"]["rows"]
 
 

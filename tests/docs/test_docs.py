@@ -108,7 +108,8 @@ def test_relative_links_resolve(page: Path) -> None:
 
 def test_every_page_is_linked_from_the_readme_or_from_the_page_of_its_folder() -> None:
     linked = {link.partition("#")[0] for link in links(ROOT / "README.md")}
-    linked |= {f"docs/{link.partition('#')[0]}" for link in links(ROOT / "docs" / "frameworks.md")}
+    for folder in ("frameworks", "benchmarks"):
+        linked |= {f"docs/{link.partition('#')[0]}" for link in links(ROOT / "docs" / f"{folder}.md")}
     assert {str(page.relative_to(ROOT)) for page in PAGES[1:]} <= linked
 
 
