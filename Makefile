@@ -6,6 +6,7 @@
 # make demo   a running fleet with believable traffic, and its console: KEEP=1 goes on with the last one
 # make tour   the library, in the terminal
 # make example  three services behind the gateway, and what to try
+# make docs   a site of all pages, with search: site/index.html
 # make screenshots  of the console, for its page: docs/console.md
 # make bare   run and test on a minimal Debian, made by debootstrap
 # make manifest lock   renew deploy/kubernetes.yaml from the Helm chart, and the versions that the image installs
@@ -72,7 +73,7 @@ ifneq ($(wildcard $(VENV)),)
   endif
 endif
 
-.PHONY: run demo tour example test quick thorough core coverage servers lint format bench plots screenshots bare manifest lock swagger release clean
+.PHONY: run demo tour example test quick thorough core coverage servers lint format bench plots docs screenshots bare manifest lock swagger release clean
 .DEFAULT_GOAL := test
 
 run: $(VENV)/.serve
@@ -136,6 +137,15 @@ bench: servers $(VENV)/.dev
 
 plots: $(VENV)/.dev
 	@$(BIN)/python docs/plots.py
+	@$(BIN)/python docs/diagrams.py
+
+SITE ?= site
+# Pages and what they link to, in the places that their links name.
+docs: $(VENV)/.dev
+	@rm -rf $(VENV)/site && mkdir $(VENV)/site
+	@ln -s $(foreach each,README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs examples deploy src,$(CURDIR)/$(each)) $(VENV)/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict --config-file docs/mkdocs.yml --site-dir $(abspath $(SITE))
+	@echo "to read it: $(PYTHON) -m http.server --directory $(SITE) --bind 127.0.0.1 8000"
 
 screenshots: servers $(VENV)/.dev
 	@$(BIN)/python docs/screenshots.py

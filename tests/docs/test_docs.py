@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 import re
 import runpy
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,21 @@ def test_what_counts_where_nothing_is_said_is_called_a_default() -> None:
     assert [path for path, text in texts.items() if re.search(r"unless\s+(told|given)", text)] == []
 
 
+def test_the_site_can_be_searched_and_takes_nothing_from_elsewhere(tmp_path: Path) -> None:
+    """It is built strictly: a dead link or anchor is an error."""
+    done = subprocess.run(
+        ["/usr/bin/env", "make", "docs", f"SITE={tmp_path}"], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sliding_window_counter" in (tmp_path / "search" / "search_index.json").read_text()
+    for page in ("index.html", "docs/operate.html"):
+        taken = re.findall(
+            r"<(?:script|img|link rel=.stylesheet.)[^>]* (?:src|href)=.?([^ >\"]+)", (tmp_path / page).read_text()
+        )
+        assert taken, page
+        assert [each for each in taken if "//" in each] == [], page
+
+
 def test_the_glossary_has_the_words_of_rules_answers_and_envoy() -> None:
     words = set(re.findall(r"\*([a-z]+)\*", (ROOT / "docs" / "concepts.md").read_text().partition("The verbs")[0]))
     assert {"principal", "dimension", "tier", "shadow", "degraded", "mode", "node", "descriptor", "share"} <= words
@@ -167,10 +183,13 @@ def plots() -> dict[str, Any]:
 def test_pictures_show_the_data_of_today(plots: dict[str, Any]) -> None:
     """Each picture carries the digest of its data; where this fails, run ``make plots``."""
     runs = plots["runs"]()
+    drawn = runpy.run_path(str(ROOT / "docs" / "diagrams.py"))["DIAGRAMS"]
     images = {path.stem: path.read_text() for path in (ROOT / "docs" / "images").glob("*.svg")}
-    assert images.keys() == runs.keys()
+    assert images.keys() == runs.keys() | drawn.keys()
     for picture, run in runs.items():
         assert run.digest in images[picture], picture
+    for picture, draw in drawn.items():
+        assert images[picture] == draw(), picture
 
 
 def test_every_picture_is_on_a_page() -> None:
