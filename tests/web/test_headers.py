@@ -16,6 +16,7 @@ from headgate import Limiter
 from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
+from headgate.server.rls import codec
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
 from headgate.web.errors import InvalidHeader, InvalidSettings
@@ -23,7 +24,9 @@ from headgate.web.headers import (
     EXPOSED,
     HeaderWriter,
     ResponseHeaders,
+    Spelling,
     as_bytes,
+    as_line,
     most_shown,
     policy_names,
     raw,
@@ -166,6 +169,22 @@ def test_fields_are_the_same_in_every_spelling() -> None:
         reset_at = -(-(NOW + decision.reset_after_us) // 1_000_000)
         written = writer.write(decision, writer.prepare("orders", QUOTA), reset_at)
         assert written == raw(ResponseHeaders().of(decision, ["orders"], now=NOW))
+
+
+@pytest.mark.parametrize("spelling", [as_line, codec.header])
+@pytest.mark.parametrize("settings", [{}, {"reset_format": "seconds"}, {"legacy": False}, {"ietf": "off"}])
+def test_joined_fields_are_those_that_are_written_one_by_one(
+    spelling: Spelling[bytes], settings: dict[str, Any]
+) -> None:
+    writer = HeaderWriter(ResponseHeaders(**settings), spelling)
+    limit = writer.prepare('100 %b "0"', QUOTA)
+    for decision in (CALM, WARNED, REFUSED):
+        for remaining, us in [(0, 1), (7, 10_000_001), (12, 0), (10**15 - 1, 10**15), (10**15, 59_000_000)]:
+            wait = 0 if decision.allowed else us
+            each = msgspec.structs.replace(decision, remaining=remaining, reset_after_us=us, retry_after_us=wait)
+            for one in (each, msgspec.structs.replace(each, delay_us=us, degraded="away")):
+                for reset_at in (1_800_000_000, 7):
+                    assert writer.joined(one, limit, reset_at) == b"".join(writer.write(one, limit, reset_at))
 
 
 def test_of_too_many_limits_the_one_that_decides_is_shown() -> None:

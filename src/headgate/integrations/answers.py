@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from headgate.cache import Prepared
 from headgate.core.decision import Decision
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
@@ -18,9 +19,9 @@ from headgate.policy.selection import Verdict
 from headgate.web import problem
 from headgate.web.errors import InvalidSettings
 from headgate.web.headers import (
+    MOST_PREPARED,
     HeaderWriter,
     LimitFields,
-    Prepared,
     ResponseHeaders,
     Spelling,
     most_shown,
@@ -86,7 +87,7 @@ class Answers:
             raise InvalidSettings(f"headers are ResponseHeaders(...), or None for no fields, not {short(headers)}")
         self._writer = HeaderWriter(headers, spelling) if headers is not None else None
         self._mode_of, self._refusal_of = mode_of, refusal_of
-        self._prepared = Prepared(self._prepare)
+        self._prepared = Prepared(self._prepare, MOST_PREPARED)
         self._unstored = spelling("Cache-Control")("no-store")
 
     def fields(self, names: Sequence[str], decision: Decision | None, now: int) -> list[Any]:

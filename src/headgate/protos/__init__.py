@@ -65,6 +65,16 @@ def varint(number: int) -> bytes:
         return bytes((number & 127 | 128, number >> 7 & 127 | 128, number >> 14))
     if number < 268_435_456:
         return bytes((number & 127 | 128, number >> 7 & 127 | 128, number >> 14 & 127 | 128, number >> 21))
+    if number < 34_359_738_368:  # times since 1970 are
+        return bytes(
+            (
+                number & 127 | 128,
+                number >> 7 & 127 | 128,
+                number >> 14 & 127 | 128,
+                number >> 21 & 127 | 128,
+                number >> 28,
+            )
+        )
     written = bytearray()
     while number > 127:
         written.append(number & 127 | 128)

@@ -13,15 +13,15 @@ from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from headgate.cache import BoundedCache
+from headgate.cache import Prepared
 from headgate.core.decision import Decision
 from headgate.core.mode import Mode
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import AsyncEngine, Ruling
 from headgate.web.headers import (
+    MOST_PREPARED,
     HeaderWriter,
     LimitFields,
-    Prepared,
     ResponseHeaders,
     Spelling,
     most_shown,
@@ -40,8 +40,6 @@ from headgate.web.problem import (
 )
 
 Field = TypeVar("Field")
-MOST_ANSWERS = 1024
-"""Answers that are kept, of less than a kilobyte each."""
 LOOPBACK = ("127.0.0.0/8", "::1/128", "unix")
 """Which proxies are trusted unless the settings say otherwise: what runs on this machine."""
 NOT_TRUSTED = "only proxies that the settings name as trusted may ask this"
@@ -70,11 +68,8 @@ class ClientAnswers(Generic[Field]):
     def __init__(self, engine: AsyncEngine, headers: ResponseHeaders, spelling: Spelling[Field]) -> None:
         self._mode_of, self._refusal_of = engine.mode_of, engine.refusal_of
         self._writer = HeaderWriter(headers, spelling)
-        self._prepared = Prepared(self._prepare)
+        self._prepared = Prepared(self._prepare, MOST_PREPARED)
         self._no_store = spelling("Cache-Control")("no-store")
-        self._known = BoundedCache[tuple[object, ...], tuple[object, ClientAnswer[Field]]](MOST_ANSWERS)
-        """The last answers by single limits: within a second, many are told the same of a limit. With what is prepared
-        of the limit, so that nothing else gets its identity."""
 
     def of(self, ruling: Ruling, now: int) -> ClientAnswer[Field]:
         """Return what follows from a ruling on a request that came at `now`, in microseconds since the epoch."""
@@ -87,38 +82,16 @@ class ClientAnswers(Generic[Field]):
         return ClientAnswer((self._no_store,), problem)
 
     def _decided(self, ruling: Ruling, decision: Decision, now: int) -> ClientAnswer[Field]:
-        """Return what limits say; by a single one, as it was put together before if it was."""
-        reset_at = -(-(now + decision.reset_after_us) // SECOND)
-        if decision.parts:
+        """Return what limits say."""
+        limits: Sequence[tuple[LimitFields[Field], LimitTexts]]
+        if decision.made_of:
             names = policy_names(ruling.rules, len(decision.parts))
-            parts = zip(names, decision.parts, strict=True)
-            return self._written(
-                ruling, decision, [self._prepared.of(name, part.quota) for name, part in parts], reset_at
-            )
-        limit = self._prepared.of(ruling.rule_id, decision.quota)
-        times = (
-            -(-decision.retry_after_us // SECOND),
-            -(-decision.reset_after_us // SECOND),
-            reset_at,
-            decision.delay_us,
-        )
-        about = decision.allowed, decision.remaining, decision.state, decision.degraded and self._is_ours(ruling)
-        own = None if decision.allowed else self._refusal_of(ruling.rule_id)
-        key = id(limit), times, about, decision.degraded, own
-        known = self._known.get(key)
-        if known is None:
-            known = self._known.keep(key, (limit, self._written(ruling, decision, (limit,), reset_at)))
-        return known[1]
-
-    def _written(
-        self,
-        ruling: Ruling,
-        decision: Decision,
-        limits: Sequence[tuple[LimitFields[Field], LimitTexts]],
-        reset_at: int,
-    ) -> ClientAnswer[Field]:
+            limits = [self._prepared.of(name, part.quota) for name, part in zip(names, decision.parts, strict=True)]
+        else:
+            limits = (self._prepared.of(ruling.rule_id, decision.quota),)
         shown, few = most_shown(decision, limits)
         listed = self._writer.listed([limit[0] for limit in few])
+        reset_at = -(-(now + decision.reset_after_us) // SECOND)
         fields = self._writer.write(shown, few[shown.index][0], reset_at, listed)
         if ruling.allowed:
             return ClientAnswer(fields)

@@ -20,7 +20,8 @@ The state is the worst among all limits. The IETF's fields list all of them.
 Send them only to the client that they are about: for a limit per user, once the user is verified.
 
 `ResponseHeaders` are the settings, and write headers as text. A server of many requests prepares, once for each limit,
-what does not change (`HeaderWriter.prepare`, kept in `Prepared`), in the form in which fields go out: a `Spelling`.
+what does not change (`HeaderWriter.prepare`, kept in `headgate.cache.Prepared`), in the form in which fields go out: a
+`Spelling`. Where that is bytes, all fields about a limit are constant but for the numbers in between (`joined`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from headgate.cache import BoundedCache, Prepared
 from headgate.core.decision import Decision
 from headgate.core.numbers import short
 from headgate.core.pressure import Pressure
@@ -48,7 +50,7 @@ EXPOSED = (
 MOST_SHOWN = 20
 """Limits that a service lists in header fields, whose length proxies bound. Of more, it shows the one that decides."""
 MOST_PREPARED = 4096
-"""Limits, and numbers of a field, of which what is written is kept."""
+"""Limits of which what does not change is kept."""
 RESET_FORMATS = ("epoch", "seconds")
 UNNAMED = ("default",)
 _REASON = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
@@ -62,7 +64,7 @@ Spelling: TypeAlias = Callable[[str], Callable[[str], Field]]
 
 @dataclass(frozen=True, slots=True)
 class ResponseHeaders:
-    """Writes the headers of decisions. Make one and keep it: it remembers what it has encoded."""
+    """Writes the headers of decisions. Make one and keep it: it prepares what does not change."""
 
     ietf: str | Encoder = "draft-11"
     """Which version of ``RateLimit`` and ``RateLimit-Policy``: "draft-11", "off", or an encoder of your own."""
@@ -72,7 +74,7 @@ class ResponseHeaders:
     """Whether to send X-RateLimit-Limit, -Remaining and -Reset."""
 
     _writer: HeaderWriter[tuple[str, str]] = field(init=False, repr=False, compare=False)
-    _prepared: Prepared[LimitFields[tuple[str, str]]] = field(init=False, repr=False, compare=False)
+    _prepared: Prepared[Quota, LimitFields[tuple[str, str]]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.reset_format not in RESET_FORMATS:
@@ -81,7 +83,7 @@ class ResponseHeaders:
             raise InvalidSettings(f"ietf is one of {', '.join(map(repr, VERSIONS))}, not {short(self.ietf)}")
         writer = HeaderWriter(self, as_text)
         object.__setattr__(self, "_writer", writer)
-        object.__setattr__(self, "_prepared", Prepared(writer.prepare))
+        object.__setattr__(self, "_prepared", Prepared(writer.prepare, MOST_PREPARED))
 
     def of(
         self, decision: Decision, names: Sequence[str] = (), *, now: int = 0, partitions: Sequence[bytes] = ()
@@ -122,6 +124,8 @@ class LimitFields(msgspec.Struct, Generic[Field], frozen=True, gc=False):
     """RateLimit-Policy, where there are more."""
     quoted: str = ""
     """The name as RateLimit has it."""
+    templates: dict[tuple[Any, ...], bytes] = {}
+    """All fields, joined, for numbers of so many digits each; see `HeaderWriter.joined`."""
 
 
 class ListedFields(msgspec.Struct, Generic[Field], frozen=True):
@@ -169,13 +173,13 @@ class HeaderWriter(Generic[Field]):
         self._legacy, self._is_epoch = settings.legacy, settings.reset_format == "epoch"
         self._spelling = spelling
         self._limit, self._remaining = spelling("X-RateLimit-Limit"), spelling("X-RateLimit-Remaining")
-        self._reset, self._delay = _numbers(spelling("X-RateLimit-Reset")), spelling("X-RateLimit-Delay")
+        self._reset, self._delay = spelling("X-RateLimit-Reset"), spelling("X-RateLimit-Delay")
         self._states = {state: spelling("X-RateLimit-State")(str(state)) for state in Pressure}
-        self._retry_after, self._no_store = _numbers(spelling("Retry-After")), spelling("Cache-Control")("no-store")
+        self._retry_after, self._no_store = spelling("Retry-After"), spelling("Cache-Control")("no-store")
         self._degraded = spelling("X-RateLimit-Degraded")("true")
         self._reason = spelling("X-RateLimit-Degraded-Reason")
         self._policy, self._state = spelling(ietf.POLICY), spelling(ietf.STATE)
-        self._listed: dict[tuple[str, ...], ListedFields[Field]] = {}
+        self._listed = BoundedCache[tuple[str, ...], ListedFields[Field]](MOST_PREPARED)
         """By what RateLimit-Policy has of each limit."""
         pairs: Any = self._remaining(""), self._state("")
         self._is_usual = self._legacy and self._is_epoch and self._is_prepared and isinstance(pairs[0], tuple)
@@ -201,10 +205,8 @@ class HeaderWriter(Generic[Field]):
         items = tuple([limit.policy_item for limit in limits])
         known = self._listed.get(items)
         if known is None:
-            if len(self._listed) >= MOST_PREPARED:
-                self._listed.clear()
             names, quoted = [limit.name for limit in limits], [limit.quoted for limit in limits]
-            known = self._listed[items] = ListedFields(names, (self._policy(", ".join(items)),), quoted)
+            known = self._listed.keep(items, ListedFields(names, (self._policy(", ".join(items)),), quoted))
         return known
 
     def write(
@@ -230,13 +232,13 @@ class HeaderWriter(Generic[Field]):
             if reset_at and left <= ietf.LARGEST and not decision.degraded:
                 item: Any = (self._state_name, text(f"{limit.quoted};r={left};t={-(-until_us // SECOND)}"))
                 number: Any = (self._remaining_name, text(f"{left}"))
-                return [limit.limit, number, self._reset[reset_at], limit.policy[0], item]
+                return [limit.limit, number, self._reset(f"{reset_at}"), limit.policy[0], item]
         fields: list[Field] = []
         if self._legacy:
             reset = reset_at if self._is_epoch else -(-decision.reset_after_us // SECOND)
             if self._is_epoch and not reset_at:
                 raise InvalidHeader("reset_format 'epoch' needs the time before the decision: now=clock.now()")
-            fields = [limit.limit, self._remaining(f"{decision.remaining}"), self._reset[reset]]
+            fields = [limit.limit, self._remaining(f"{decision.remaining}"), self._reset(f"{reset}")]
         fields += self.unusual(decision)
         if not self._lists_limits:
             return fields
@@ -253,6 +255,47 @@ class HeaderWriter(Generic[Field]):
             fields.append(self._state(", ".join([ietf.state_item(quoted, part) for quoted, part in parts])))
         return fields
 
+    def joined(
+        self: HeaderWriter[bytes],
+        decision: Decision,
+        limit: LimitFields[bytes],
+        reset_at: int,
+        listed: ListedFields[bytes] | None = None,
+    ) -> bytes:
+        """Return what `write` does, joined.
+
+        Of a single limit, all is constant but for the numbers: what comes before them depends on their digits at most.
+        """
+        if listed is not None or decision.degraded or decision.delay_us or not self._is_prepared:
+            return b"".join(self.write(decision, limit, reset_at, listed))
+        allowed, left, wait_us = decision.allowed, decision.remaining, decision.retry_after_us
+        until_us = decision.reset_after_us if allowed or not wait_us else wait_us
+        wait = 0 if allowed else -(-wait_us // SECOND) or 1
+        reset = reset_at if self._is_epoch else -(-decision.reset_after_us // SECOND)
+        numbers = {b"l": b"%d" % left, b"r": b"%d" % reset, b"w": b"%d" % wait, b"u": b"%d" % -(-until_us // SECOND)}
+        shape = allowed, decision.state, *map(len, numbers.values())
+        template = limit.templates.get(shape)
+        if template is None:
+            if left > ietf.LARGEST or (self._is_epoch and not reset):  # not written so
+                return b"".join(self.write(decision, limit, reset_at))
+            template = limit.templates[shape] = self._template(limit, shape)
+        return template % numbers
+
+    def _template(self: HeaderWriter[bytes], limit: LimitFields[bytes], shape: tuple[Any, ...]) -> bytes:
+        allowed, state, *digits = shape
+        left, reset, wait, until = ["0" * each for each in digits]
+        fields: list[bytes] = []
+        if self._legacy:
+            fields += _escaped(limit.limit), _hole(self._remaining, left, "%(l)b"), _hole(self._reset, reset, "%(r)b")
+        if state is not _NORMAL:
+            fields.append(_escaped(self._states[state]))
+        if not allowed:
+            fields += _hole(self._retry_after, wait, "%(w)b"), _escaped(self._no_store)
+        fields += map(_escaped, limit.policy)
+        quoted = limit.quoted.replace("%", "%%")
+        fields.append(_hole(self._state, f"{limit.quoted};r={left};t={until}", f"{quoted};r=%(l)b;t=%(u)b"))
+        return b"".join(fields)
+
     def unusual(self, decision: Decision) -> list[Field]:
         """Return the headers that most admissions do not have: of delays, states, refusals, and without the store."""
         fields: list[Field] = []
@@ -264,64 +307,10 @@ class HeaderWriter(Generic[Field]):
         if state is not _NORMAL:
             fields.append(self._states[state])
         if not decision.allowed:
-            fields += self._retry_after[-(-decision.retry_after_us // SECOND) or 1], self._no_store
+            fields += self._retry_after(f"{retry_after_s(decision)}"), self._no_store
         if decision.degraded:
             fields += self._degraded, self._reason(_checked_reason(decision.degraded))
         return fields
-
-
-class Numbers(dict[int, Field]):
-    """Keeps fields of one name by the numbers in them, of `MOST_PREPARED` at most: then it begins anew.
-
-    When limits are reset is one of few numbers for most who ask within a second. What is left of them is not, where
-    many share one: then each answer would have a new number.
-
-    Args:
-        write: makes a field of a number.
-    """
-
-    __slots__ = ("_write",)
-
-    def __init__(self, write: Callable[[int], Field]) -> None:
-        super().__init__()
-        self._write = write
-
-    def __missing__(self, number: int) -> Field:
-        if len(self) >= MOST_PREPARED:
-            self.clear()
-        field = self[number] = self._write(number)
-        return field
-
-
-class Prepared(Generic[Pieces]):
-    """Keeps what is prepared of limits, by name and quota, of `MOST_PREPARED` at most: then it begins anew.
-
-    A rule has several quotas where tiers and overrides change it; they are told apart by their identity.
-
-    Args:
-        prepare: makes what is kept.
-    """
-
-    __slots__ = ("_kept", "_prepare")
-
-    def __init__(self, prepare: Callable[[str, Quota], Pieces]) -> None:
-        self._prepare = prepare
-        self._kept: dict[tuple[str, int], tuple[Quota, Pieces]] = {}
-        """With the quota, so that no other gets its identity."""
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def of(self, name: str, quota: Quota) -> Pieces:
-        """Return what is prepared of a limit."""
-        try:
-            return self._kept[name, id(quota)][1]
-        except KeyError:
-            if len(self._kept) >= MOST_PREPARED:
-                self._kept.clear()
-            prepared = self._prepare(name, quota)
-            self._kept[name, id(quota)] = quota, prepared
-            return prepared
 
 
 def as_text(name: str) -> Callable[[str], tuple[str, str]]:
@@ -388,8 +377,14 @@ def policy_names(names: Sequence[str], count: int) -> Sequence[str]:
     return told_apart
 
 
-def _numbers(spelled: Callable[[str], Field]) -> Numbers[Field]:
-    return Numbers(lambda number: spelled(f"{number}"))
+def _hole(spelled: Callable[[str], bytes], value: str, hole: str) -> bytes:
+    """Return a template of a field, with something else in the place of its value."""
+    before, _, after = spelled(value).rpartition(value.encode())
+    return _escaped(before) + hole.encode() + _escaped(after)
+
+
+def _escaped(field: bytes) -> bytes:
+    return field.replace(b"%", b"%%")
 
 
 def _decimal(us: int) -> str:

@@ -15,7 +15,7 @@ from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
 from headgate.engine import Ruling
 from headgate.policy.selection import Verdict
-from headgate.server.api.answers import MOST_ANSWERS, CheckAnswers
+from headgate.server.api.answers import CheckAnswers
 from headgate.server.api.checks import problem_of, problem_response
 from headgate.web.headers import MOST_PREPARED, MOST_SHOWN
 from tests.web import plain
@@ -100,15 +100,13 @@ def test_what_is_prepared_is_bounded() -> None:
         decision = Decision(True, 3, 2, 0, 0, Pressure.NORMAL, plain.QUOTAS[0])
         answers.response(Ruling(True, Verdict.LIMITED, decision, f"rule-{number}", (f"rule-{number}",)), NOW)
     assert len(answers._prepared) <= MOST_PREPARED
-    assert len(answers._known) <= MOST_ANSWERS
 
 
-def test_an_answer_about_many_limits_is_not_remembered() -> None:
+def test_many_limits_are_all_told() -> None:
     parts = tuple([Decision(False, 3, 0, 1, 1, Pressure.THROTTLED, plain.QUOTAS[0])] * (MOST_SHOWN + 1))
     ruling = Ruling(False, Verdict.LIMITED, replace(parts[0], made_of=parts), "a", ("a",) * len(parts), matched=True)
     answers = CheckAnswers()
     assert json.loads(answers.response(ruling, NOW).body) == answer(ruling)
-    assert not answers._known
 
 
 ONE = Decision(False, 3, 0, 2_000_000, 3_000_000, Pressure.THROTTLED, plain.QUOTAS[0])

@@ -14,7 +14,6 @@ from headgate.engine import Ruling
 from headgate.policy.selection import Verdict
 from headgate.protos import message_class
 from headgate.server.rpc.answers import RpcAnswers
-from headgate.web.headers import MOST_PREPARED
 from tests.server.api.test_answers import rulings
 from tests.web import plain
 from tests.web.plain import NOW
@@ -60,12 +59,3 @@ def test_numbers_that_are_below_0_are_written_as_protobuf_does() -> None:
     decision = Decision(True, 1, 3, 0, 10, Pressure.NORMAL, plain.QUOTAS[0])
     ruling = Ruling(True, Verdict.LIMITED, msgspec.structs.replace(decision, limit=3, remaining=7), "a", ("a",))
     assert CheckResponse.FromString(ANSWERS.of(ruling, NOW)).current_count == -4
-
-
-def test_numbers_that_are_kept_are_bounded() -> None:
-    answers = RpcAnswers()
-    for second in range(MOST_PREPARED + 10):
-        decision = Decision(False, 3, 0, second * 1_000_000, 2**20, Pressure.THROTTLED, plain.QUOTAS[0])
-        ruling = Ruling(False, Verdict.LIMITED, decision, "a", ("a",))
-        assert CheckResponse.FromString(answers.of(ruling, NOW)).retry_after == max(1, second)
-    assert len(answers._retry_after) <= MOST_PREPARED

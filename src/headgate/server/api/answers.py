@@ -22,9 +22,7 @@ refusal                 of a refusal by a rule with its own status or message: b
 exact                   if that was asked for: the ruling to the microsecond; see `headgate.engine.written`
 ======================  =====================================================================================
 
-What is the same in all answers by the same rules is written once; the rest is put between. Within a second, many are
-told the same of a limit: so whole answers are remembered, too, admissions and refusals alike. What several limits admit
-is not: mostly one of them is shared by many, and has another number left each time. Times are counted from
+What is the same in all answers by the same rules is written once; the numbers are put between. Times are counted from
 before the decision: with a later time, the end of a fixed window would seem to move.
 """
 
@@ -43,29 +41,26 @@ from headgate.engine import Ruling
 from headgate.engine.charges import ALONE, Seal, charge_of
 from headgate.engine.written import write
 from headgate.server.wire.messages import HttpResponse
-from headgate.web.headers import MOST_PREPARED, MOST_SHOWN, HeaderWriter, Numbers, ResponseHeaders, as_line, worst
+from headgate.web.headers import MOST_PREPARED, HeaderWriter, ResponseHeaders, as_line, worst
 
-MOST_ANSWERS = 2048
-"""Answers that are remembered, each about `MOST_SHOWN` limits at most."""
 USUAL = 429, ""
 """The status and the message of refusals by rules that have none of their own."""
 JSON = (b"content-type", b"application/json")
 _JSON_LINE = b"content-type: application/json\r\n"
-_LINES = _JSON_LINE + b"x-ratelimit-limit: %b\r\nx-ratelimit-remaining: %d\r\nx-ratelimit-reset: %b\r\n"
-_REFUSED_LINES = _LINES + b"x-ratelimit-state: throttled\r\nretry-after: %b\r\ncache-control: no-store\r\n"
+_LINES = _JSON_LINE + b"x-ratelimit-limit: %d\r\nx-ratelimit-remaining: %d\r\nx-ratelimit-reset: %d\r\n"
+_REFUSED_LINES = _LINES + b"x-ratelimit-state: throttled\r\nretry-after: %d\r\ncache-control: no-store\r\n"
 _NORMAL = Pressure.NORMAL
 _STATES = {state: state.encode() for state in Pressure}
 _DECIDED = (
-    b'{"allowed":%b%d,"reset_at":%b,"retry_after":%b,"current_count":%d,"rule_id":%b,'
+    b'{"allowed":%b,"limit":%d,"remaining":%d,"reset_at":%d,"retry_after":%d,"current_count":%d,"rule_id":%b,'
     b'"state":"%b",%b,"limits":[<limits>],"shadow":[<shadow>],"unmatched_principals":[]}'
 )
 _UNDECIDED = (
     b'{"allowed":%b,"limit":null,"remaining":null,"reset_at":null,"retry_after":%b,"current_count":null,"rule_id":"",'
     b'"state":"%b",%b,"limits":[],"shadow":[<shadow>],"unmatched_principals":[]}'
 )
-_ELEMENT = b'{"rule_id":<rule>,"allowed":%b%d,"reset_at":%b,%b}'
+_ELEMENT = b'{"rule_id":<rule>,"allowed":%b,"limit":%d,"remaining":%d,"reset_at":%d,"retry_after":%d,"state":"%b"}'
 """What is in angle brackets is filled in once for all answers by the same rules."""
-_PASSES = {state: b'"retry_after":0,"state":"%b"' % state.encode() for state in Pressure}
 _IN_TIME = b'"degraded":false,"matched":true,"reason":"","delay":0.0'
 _encode = msgspec.json.Encoder().encode
 
@@ -88,15 +83,8 @@ class CheckAnswers:
         self._writer = HeaderWriter(ResponseHeaders(ietf="off", reset_format=reset_format), as_line)
         self._is_epoch = reset_format == "epoch"
         self._states = {state: as_line("X-RateLimit-State")(state) for state in Pressure} | {Pressure.NORMAL: b""}
-        self._numbers = Numbers(b"%d".__mod__)
-        """Limits and times, of which there are few at a time; and with what is always told beside them."""
-        self._admitting = Numbers(b'true,"limit":%d,"remaining":'.__mod__)
-        self._refusing = Numbers(b'false,"limit":%d,"remaining":'.__mod__)
-        self._waits = Numbers(b'"retry_after":%d,"state":"throttled"'.__mod__)
         self._prepared = BoundedCache[tuple[object, ...], tuple[bytes, list[bytes]]](MOST_PREPARED)
         """Answers without what changes, by the rules of the limits and the shadow rules; see `_template`."""
-        self._known = BoundedCache[tuple[object, ...], HttpResponse](MOST_ANSWERS)
-        """Whole answers, by all that they say."""
 
     def response(
         self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False, seal: Seal = ALONE
@@ -105,32 +93,20 @@ class CheckAnswers:
 
         On request it has what names the cost that was taken, sealed, and the ruling.
         """
-        decision, numbers, told = ruling.decision, self._numbers, ruling.shadow_decisions
-        which = ruling.rules, ruling.shadow_rules
+        decision, told = ruling.decision, ruling.shadow_decisions
         if decision is not None:
             told = (decision.parts if decision.made_of else (decision,)) + told
-        limits: list[Any] = []
+        limits: tuple[Any, ...] = ()
         for part in told:
-            reset_at = numbers[-(-(now + part.reset_after_us) // SECOND)]
-            if part.allowed:
-                limits += self._admitting[part.limit], part.remaining, reset_at, _PASSES[part.state]
-            else:
-                wait = self._waits[-(-part.retry_after_us // SECOND) or 1]
-                limits += self._refusing[part.limit], part.remaining, reset_at, wait
+            allowed, wait = (b"true", 0) if part.allowed else (b"false", -(-part.retry_after_us // SECOND) or 1)
+            reset_at, state = -(-(now + part.reset_after_us) // SECOND), _STATES[part.state]
+            limits += allowed, part.limit, part.remaining, reset_at, wait, state
+        which = ruling.rules, ruling.shadow_rules
+        template, names = self._prepared.get(which) or self._prepared.keep(which, _template(ruling))
         if decision is None:
-            template, _ = self._prepared.get(which) or self._prepared.keep(which, _template(ruling))
             response = HttpResponse(200, template % (*_undecided(ruling), *limits), (), _JSON_LINE)
         else:
-            index = decision.index
-            reset = limits[4 * index + 2] if self._is_epoch else numbers[-(-decision.reset_after_us // SECOND)]
-            if (decision.made_of and decision.allowed) or len(told) > MOST_SHOWN:
-                response = self._decided(ruling, decision, which, limits, reset)
-            else:
-                key = (which, index, reset, decision.delay_us, decision.degraded, *limits)
-                known = self._known.get(key)
-                if known is None:
-                    known = self._known.keep(key, self._decided(ruling, decision, which, limits, reset))
-                response = known
+            response = self._decided(decision, names[decision.index], template, limits)
         if refundable or exact or ruling.unmatched_principals:
             response = _with_more(response, ruling, refundable=refundable, exact=exact, seal=seal)
         if not ruling.allowed and (own := self._refusal_of(ruling.rule_id)) != USUAL:
@@ -138,28 +114,23 @@ class CheckAnswers:
             return HttpResponse(200, body, response.fields, response.lines)
         return response
 
-    def _decided(
-        self, ruling: Ruling, decision: Decision, which: tuple[object, ...], limits: list[Any], reset: bytes
-    ) -> HttpResponse:
+    def _decided(self, decision: Decision, name: bytes, template: bytes, limits: tuple[Any, ...]) -> HttpResponse:
         """Return the response to what limits decided, from what it says of each of them."""
-        template, names = self._prepared.get(which) or self._prepared.keep(which, _template(ruling))
-        in_time, index = _IN_TIME, decision.index
-        opening, left, reset_at, _ = limits[4 * index : 4 * index + 4]
-        limit, wait, state = self._numbers[decision.limit], b"0", _STATES[decision.state]
-        if not decision.allowed:
-            wait, state = self._numbers[-(-decision.retry_after_us // SECOND) or 1], b"throttled"
+        place = 6 * decision.index
+        allowed, limit, left, reset_at, wait, state = limits[place : place + 6]
+        in_time = _IN_TIME
+        reset = reset_at if self._is_epoch else -(-decision.reset_after_us // SECOND)
+        refused = not decision.allowed
+        lines = _REFUSED_LINES % (limit, left, reset, wait) if refused else _LINES % (limit, left, reset)
         if decision.degraded or decision.delay_us:
             in_time = _late(decision)
             lines = _LINES % (limit, left, reset) + b"".join(self._writer.unusual(decision))
-        elif decision.allowed:
-            lines = _LINES % (limit, left, reset)
+        elif not refused:
             worst_state = worst(decision.parts) if decision.made_of else decision.state
             if worst_state is not _NORMAL:
                 lines += self._states[worst_state]
-        else:
-            lines = _REFUSED_LINES % (limit, left, reset, wait)
-        about = decision.limit - left, names[index], state, in_time
-        return HttpResponse(200, template % (opening, left, reset_at, wait, *about, *limits), (), lines)
+        about = decision.limit - left, name, state, in_time
+        return HttpResponse(200, template % (allowed, limit, left, reset_at, wait, *about, *limits), (), lines)
 
 
 def _template(ruling: Ruling) -> tuple[bytes, list[bytes]]:

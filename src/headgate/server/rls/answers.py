@@ -2,11 +2,8 @@
 
 An answer is put together from pieces. What does not change is encoded once for each limit (`LimitPieces`); of the rest,
 each part of the answer is written where its value is known: the statuses, the header fields, the problem document of a
-refusal, and the metadata.
-
-Within a second, many are told the same of a limit: so much is left, until then. So answers are remembered by all that
-they say, admissions and refusals alike; to find one takes a quarter of putting it together. What several limits admit
-is not remembered: mostly one of them is shared by many, and has another number left each time.
+refusal, and the metadata. No answer is remembered: to look one up takes as long as to write it, and among many users
+hardly two get the same.
 
 A refusal that is due to the store, under the mode ``deny``, is over the limit as well: at an error Envoy would let the
 request pass, unless it is configured otherwise. Only the document says whose fault it is.
@@ -19,7 +16,7 @@ from itertools import repeat
 
 import msgspec
 
-from headgate.cache import BoundedCache
+from headgate.cache import Prepared
 from headgate.core.decision import Decision
 from headgate.core.plan import combine
 from headgate.core.pressure import Pressure
@@ -40,7 +37,6 @@ from headgate.web.headers import (
     HeaderWriter,
     LimitFields,
     ListedFields,
-    Prepared,
     ResponseHeaders,
     most_shown,
     policy_names,
@@ -48,15 +44,11 @@ from headgate.web.headers import (
 )
 from headgate.web.problem import CONTENT_TYPE, NOT_ADMITTED, LimitTexts, of_status
 
-MOST_ANSWERS = 2048
-"""Answers that are kept, of about a kilobyte each."""
 UNNAMED = "default"
 """What header fields call a limit without a name, or with one that they cannot have."""
 TOO_MANY_REQUESTS = 429
 _HOPELESS = "The limit of this request is 0, or the request is more than the limit could ever admit."
 _LONGEST_NAME = 64
-_LONGEST_VALUES = 512
-"""Characters of a descriptor's values, where the answer that is kept has them."""
 _CONTENT_TYPE = codec.header("content-type")(CONTENT_TYPE)
 _NO_STORE = codec.header("Cache-Control")("no-store")
 _STATES = {state: entry("state", str(state)) for state in Pressure}
@@ -106,12 +98,7 @@ class _Answers:
     ) -> None:
         self._writer = None if headers is None else HeaderWriter(headers, codec.header)
         self._per_unit, self._about = per_unit, about
-        self._prepared = Prepared(self._prepare)
-        self._several = BoundedCache[
-            tuple[object, ...], tuple[list[Quota], Sequence[LimitPieces], ListedFields[bytes] | None]
-        ](MOST_PREPARED)
-        """What is prepared of limits that are told together, by their names and quotas; with these, so that no others
-        get their identity."""
+        self._prepared = Prepared(self._prepare, MOST_PREPARED)
 
     def _prepare(self, name: str, quota: Quota) -> LimitPieces:
         number, unit = min(self._per_unit(quota), MAX_UINT32), nearest_unit(quota.window_us)
@@ -155,12 +142,12 @@ class _Answers:
         reset_at = -(-(now + decision.reset_after_us) // SECOND)
         limits: Sequence[LimitPieces] = (limit,)
         listed = None
-        if decision.parts:
+        if decision.made_of:
             limits, listed = self._listed(names, decision.parts)
             decision, limits = most_shown(decision, limits)
         pieces = [OK if allowed else OVER_LIMIT, statuses]
         if self._writer is not None and limit.fields is not None:
-            pieces += self._writer.write(decision, limit.fields, reset_at, listed)
+            pieces.append(self._writer.joined(decision, limit.fields, reset_at, listed))
         if not allowed:
             write = problem.reduced if is_ours else problem.exceeded
             document = write(decision, [each.texts for each in limits])
@@ -174,18 +161,12 @@ class _Answers:
         self, names: Sequence[str], parts: Sequence[Decision]
     ) -> tuple[Sequence[LimitPieces], ListedFields[bytes] | None]:
         """Return what is prepared of several limits, and of the fields that list them, unless they are too many."""
-        quotas = [part.quota for part in parts]
-        key = (*names, *map(id, quotas))
-        known = self._several.get(key)
-        if known is None:
-            numbered = policy_names([_policy_name(name) for name in names], len(names))
-            limits = [self._prepared.of(name, quota) for name, quota in zip(numbered, quotas, strict=True)]
-            fields = [each.fields for each in limits if each.fields is not None]
-            listed = None
-            if self._writer is not None and len(fields) <= MOST_SHOWN:
-                listed = self._writer.listed(fields)
-            known = self._several.keep(key, (quotas, limits, listed))
-        return known[1:]
+        numbered = policy_names([_policy_name(name) for name in names], len(names))
+        limits = [self._prepared.of(name, part.quota) for name, part in zip(numbered, parts, strict=True)]
+        fields = [each.fields for each in limits if each.fields is not None]
+        if self._writer is None or len(fields) > MOST_SHOWN:
+            return limits, None
+        return limits, self._writer.listed(fields)
 
     def _refused(self, statuses: bytes, detail: str, metadata: bytes) -> RlsAnswer:
         """Return the refusal of what no limit was asked about, or no wait would help."""
@@ -211,8 +192,6 @@ class RuleAnswers(_Answers):
     ) -> None:
         super().__init__(headers, lambda quota: quota.capacity, lambda rule_id, state: rule_id + _STATES[state])
         self._denies, self._message_of = denies, message_of
-        self._known = BoundedCache[tuple[object, ...], tuple[object, RlsAnswer]](MOST_ANSWERS)
-        """With the decisions, so that no other quota gets the identity of one of theirs."""
 
     def of(self, rulings: Sequence[Ruling], now: int, refunds: Sequence[bool] = ()) -> RlsAnswer:
         """Return the answer to a request.
@@ -222,35 +201,6 @@ class RuleAnswers(_Answers):
             now: the time before the decision, in microseconds since the epoch.
             refunds: whether each descriptor is a refund, which is never refused; default: none is.
         """
-        decision = rulings[0].decision if len(rulings) == 1 else _joined(rulings)[0]
-        if decision is None or (decision.made_of and decision.allowed) or refunds:
-            return self._written(rulings, now, refunds)
-        said: list[object] = [decision.index]
-        for ruling in rulings:  # all that an answer says of each, and by what it is put together
-            each = ruling.decision
-            said += ruling.rules, ruling.rule_id, ruling.reason
-            if ruling.shadow_rules:
-                said.append(ruling.shadow_denied)
-            if each is None:
-                said += ruling.verdict, ruling.allowed
-                continue
-            said += _said_of(each, now)
-            if not each.allowed:
-                said.append(self._message_of(ruling.rule_id))
-            if each.degraded:
-                said.append(self._denies(ruling.rule_id))
-        if len(rulings) > 1:
-            limits = [id(part) for each in rulings if each.decision is not None for part in each.decision.limits]
-            said += map(limits.index, limits)  # which of them are the same
-        key = tuple(said)
-        known = self._known.get(key)
-        if known is None:
-            decided = [ruling.decision for ruling in rulings]
-            known = self._known.keep(key, (decided, self._written(rulings, now)))
-        return known[1]
-
-    def _written(self, rulings: Sequence[Ruling], now: int, refunds: Sequence[bool] = ()) -> RlsAnswer:
-        """Put an answer together."""
         statuses = b"".join(map(self._status, rulings, refunds or repeat(False)))
         if refunds:
             rulings = [ruling for ruling, refund in zip(rulings, refunds, strict=True) if not refund or ruling.allowed]
@@ -312,21 +262,11 @@ class TreeAnswers(_Answers):
     def __init__(self, headers: ResponseHeaders | None, *, denies: bool = False, with_metadata: bool = False) -> None:
         super().__init__(headers, lambda quota: quota.limit, lambda rule_id, state: _STATES[state] + rule_id)
         self._denies, self._with_metadata = denies, with_metadata
-        self._known = BoundedCache[tuple[object, ...], tuple[object, EnvoyAnswer, RlsAnswer]](MOST_ANSWERS)
-        """With rules and decisions, so that no other rule or quota gets the identity of one of theirs."""
 
     def of(self, answered: Answered) -> tuple[EnvoyAnswer, RlsAnswer]:
         """Return what was decided, and the answer that tells it."""
-        key = _answer_key(answered)
-        known = self._known.get(key) if key is not None else None
-        if known is not None:
-            return known[1:]
         answer = answered.answer
-        told = self._written(answered, answer)
-        if key is not None:
-            rules = [match.rule for match in answered.matching.matches]
-            self._known.keep(key, ((rules, answered.decisions), answer, told))
-        return answer, told
+        return answer, self._written(answered, answer)
 
     def _written(self, answered: Answered, answer: EnvoyAnswer) -> RlsAnswer:
         """Put an answer together."""
@@ -403,51 +343,6 @@ class TreeAnswers(_Answers):
             ours += entry("degraded", answer.degraded)
         given = passed_metadata(answered.matching, answer) if has_metadata else None
         return codec.metadata(ours, entry("metadata", given) if given else b"")
-
-
-def _answer_key(answered: Answered) -> tuple[object, ...] | None:
-    """Return all that the answer depends on, or None if it is not worth remembering."""
-    decisions, now = answered.decisions, answered.at_us
-    if len(decisions) > MOST_SHOWN:
-        return None
-    said: list[object] = [now // SECOND, answered.shadow_mode, answered.quota_mode]
-    for match, decision in zip(answered.matching.matches, decisions, strict=True):
-        rule = match.rule
-        values: object = match.problem
-        if rule is not None and rule.stat is None:
-            values = match.entries
-            if sum([len(value) for _, value in match.entries]) > _LONGEST_VALUES:
-                return None
-        said += id(rule), match.outcome, match.refund, match.hits, values
-        if decision is not None:
-            said += _said_of(decision, now)
-    if len(decisions) > 1:
-        waits = [part.retry_after_us for each in decisions if each is not None for part in each.limits]
-        if not any(waits):
-            return None
-        said += map(sorted(set(waits)).index, waits)  # seconds do not tell which limit blocks longest
-    elif (only := decisions[0]) is not None and only.made_of and only.allowed:
-        return None
-    return tuple(said)
-
-
-def _said_of(decision: Decision, now: int) -> tuple[object, ...]:
-    """Return all that an answer says of a decision; of its quota, the identity."""
-    reset_us = decision.reset_after_us
-    said = (
-        id(decision.quota),
-        decision.allowed,
-        decision.remaining,
-        -(-decision.retry_after_us // SECOND),
-        -(-reset_us // SECOND),
-        -(-(now + reset_us) // SECOND),
-        decision.state,
-        decision.delay_us,
-        decision.degraded,
-    )
-    if not decision.made_of:
-        return said
-    return (*said, decision.index, *[_said_of(part, now) for part in decision.parts])
 
 
 def _policy_name(name: str) -> str:

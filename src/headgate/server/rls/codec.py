@@ -15,7 +15,6 @@ from headgate.core.errors import UsageError
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Descriptor, Override
 from headgate.protos import POOL, RateLimitRequest, entry, framed, text_writer, varint
-from headgate.web.headers import Numbers
 
 MOST = 256
 """Descriptors of a request, and entries of a descriptor. Envoy's actions make a handful of each."""
@@ -69,13 +68,12 @@ def question_of(message: Any) -> RlsQuestion:
     return RlsQuestion(message.domain, tuple(descriptors), message.hits_addend)
 
 
-_durations = Numbers(lambda seconds: framed(b"\x22", b"\x08" + varint(seconds) if seconds else b""))
-
-
 def status(content: bytes, remaining: int = 0, seconds: int | None = None) -> bytes:
     """Return one of the `statuses`; `content` is what `status_content` returns, None for no time until the reset."""
     left = _LEFT[remaining] if remaining < 128 else b"\x18" + varint(remaining)
-    reset = b"" if seconds is None else _durations[seconds]
+    reset = b""
+    if seconds is not None:
+        reset = framed(b"\x22", b"\x08" + varint(seconds)) if seconds else b"\x22\x00"
     size = len(content) + len(left) + len(reset)
     return b"\x12" + (_SMALL[size] if size < 128 else varint(size)) + content + left + reset
 
