@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import socket
+import sys
+import threading
 
 import pytest
 
 from headgate.cli import progress
+from headgate.cli.__main__ import main
 from headgate.cli.command import Terminal
 from tests.servers import until
 
@@ -63,3 +67,36 @@ def test_what_else_is_known_is_shown_beside_the_share_that_is_done(total: int, b
     seen = progress.Progress("replaying", "bytes")
     seen.done, seen.total, seen.note = 1000, total, "7 lines, 3 lines/s"
     assert seen.line(2, bar=bar) == line
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("undo 3", "undoing revision 3 ..."),
+        ("rules get", "reading the rules in force ..."),
+        ("rules set orders limit=3 --wait", "waiting for 127.0.0.1:"),
+        ("users list", "reading users ..."),
+    ],
+)
+def test_a_command_that_waits_for_an_admin_plane_shows_it(
+    words: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Screen(is_terminal=False)
+    monkeypatch.delenv("HEADGATE_PROGRESS")
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("HEADGATE_ADMIN_KEY", "key")
+    with socket.create_server(("127.0.0.1", 0)) as plane:
+
+        def refuse_once_it_is_shown() -> None:
+            taken, _ = plane.accept()
+            with taken:
+                taken.recv(1 << 16)
+                until(lambda: line in screen.getvalue(), "it is shown", SECONDS)
+                taken.sendall(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n")
+
+        answering = threading.Thread(target=refuse_once_it_is_shown)
+        answering.start()
+        assert main([*words.split(), "--url", f"http://127.0.0.1:{plane.getsockname()[1]}"]) == 2
+        answering.join(SECONDS)
+    assert "answers 500" in screen.getvalue()

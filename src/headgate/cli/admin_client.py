@@ -15,13 +15,13 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from headgate.cli import progress
 from headgate.cli.command import NO, OK, NoAnswer, Terminal
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 
 if TYPE_CHECKING:
     from headgate.admin.database import Database
-    from headgate.cli.progress import Progress
     from headgate.sdk.settings import NodeAddress
 
 ADMIN_URL = "http://127.0.0.1:8082"
@@ -84,11 +84,13 @@ def call(
     raw: str | None = None,
     query: dict[str, Any] | None = None,
     expected: int | None = None,
-    progress: Progress | None = None,
+    doing: str = "",
+    shown: progress.Progress | None = None,
 ) -> Any:
-    """Ask the admin plane that the arguments name; returns what it answers. Raises NoAnswer.
+    """Send a request to the admin plane that the arguments name; returns the answer. Raises NoAnswer.
 
-    What is changed is refused unless it is of the version that is `expected`. `progress` learns how much has come.
+    A change is refused unless the present version is `expected`. A request that takes long is shown as what it is
+    `doing`, unless it is one of several whose progress is `shown` already.
     """
     from headgate.sdk.settings import Credentials, endpoint_of  # noqa: PLC0415  slow to load
 
@@ -115,7 +117,14 @@ def call(
     where = f"{API}{path}?{urlencode(given)}" if given else f"{API}{path}"
     tls = credentials.context() if target.is_tls else None
     timeout = arguments.timeout + _LONGEST_WAIT * bool(wait)
-    status, answer, arguments.behind = exchanged(target, method, where, content, headers, tls, timeout, progress)
+    asked = target, method, where, content, headers, tls, timeout
+    if shown is not None:
+        status, answer, arguments.behind = exchanged(*asked)
+    else:
+        with progress.shown(
+            Terminal.of(sys.stdout, sys.stderr), doing or f"waiting for {target.place}", "bytes"
+        ) as seen:
+            status, answer, arguments.behind = exchanged(*asked, seen)
     if status == 204:
         return None
     return msgspec.json.decode(answer) if not where.startswith(f"{API}/export") else answer.decode()
@@ -144,7 +153,7 @@ def exchanged(  # noqa: PLR0917  as many as a request has
     headers: dict[str, str],
     tls: ssl.SSLContext | None,
     timeout: float,
-    progress: Progress | None = None,
+    seen: progress.Progress | None = None,
 ) -> tuple[int, bytes, str]:
     """Send a request, and return the status and body of an answer that is not a problem, and the nodes that lag.
 
@@ -161,7 +170,7 @@ def exchanged(  # noqa: PLR0917  as many as a request has
             raise NoAnswer(unreachable(target, error)) from None
         connection.request(method, path, content, headers)
         response = connection.getresponse()
-        body = _body_of(response, progress)
+        body = _body_of(response, seen)
         if response.length:
             raise NoAnswer(f"{target.place} hung up, or its answer has more than {_MOST_BYTES:,} bytes")
     except TimeoutError:
@@ -176,15 +185,15 @@ def exchanged(  # noqa: PLR0917  as many as a request has
     return response.status, body, response.headers.get("x-nodes-behind", "")
 
 
-def _body_of(response: HTTPResponse, progress: Progress | None) -> bytes:
+def _body_of(response: HTTPResponse, seen: progress.Progress | None) -> bytes:
     """Return the body of a response, up to a bound."""
-    if progress is not None:
-        progress.total = response.length or 0
+    if seen is not None:
+        seen.total = response.length or 0
     body = bytearray()
     while len(body) < _MOST_BYTES and (part := response.read(_AT_ONCE)):
         body += part
-        if progress is not None:
-            progress.done = len(body)
+        if seen is not None:
+            seen.done = len(body)
     return bytes(body)
 
 
@@ -223,10 +232,11 @@ def paged(arguments: argparse.Namespace, path: str, **query: Any) -> list[Json]:
     """Return all items of a list that the admin plane gives in pages. Raises NoAnswer."""
     found: list[Json] = []
     offset: int | None = 0
-    while offset is not None:
-        page = call(arguments, "GET", path, query={**query, "offset": offset, "limit": _PAGE})
-        found += page["items"]
-        offset = page["next"]
+    with progress.shown(Terminal.of(sys.stdout, sys.stderr), f"reading {path[1:]}") as seen:
+        while offset is not None:
+            page = call(arguments, "GET", path, query={**query, "offset": offset, "limit": _PAGE}, shown=seen)
+            found += page["items"]
+            seen.done, seen.total, offset = len(found), page["total"], page["next"]
     return found
 
 

@@ -78,7 +78,8 @@ def _undo(arguments: argparse.Namespace, terminal: Terminal) -> int:
     def undone(*, dry_run: bool, expected: int | None = None) -> Json:
         path = f"/revisions/{number}/undo"
         given = {**query, "dry_run": "true" if dry_run else ""}
-        answer: Json = call(arguments, "POST", path, query=given, expected=expected)
+        doing = f"undoing revision {number}"
+        answer: Json = call(arguments, "POST", path, query=given, expected=expected, doing=doing)
         return answer
 
     seen: int | None = None

@@ -148,7 +148,7 @@ def _get_rule(arguments: argparse.Namespace, terminal: Terminal) -> int:
     elif arguments.json:
         text = as_json(paged(arguments, "/rules"))
     else:
-        text = _exported(arguments, terminal)
+        text = _exported(arguments)
     if not arguments.output:
         terminal.out.write(text)
         return OK
@@ -159,15 +159,16 @@ def _get_rule(arguments: argparse.Namespace, terminal: Terminal) -> int:
     return OK
 
 
-def _exported(arguments: argparse.Namespace, terminal: Terminal) -> str:
-    with progress.shown(terminal, "reading the rules in force", "bytes") as seen:
-        text: str = call(arguments, "GET", "/export", progress=seen)
+def _exported(arguments: argparse.Namespace) -> str:
+    text: str = call(arguments, "GET", "/export", doing="reading the rules in force")
     return text
 
 
 def in_force(arguments: argparse.Namespace, terminal: Terminal) -> Ruleset:
     """Return the rules that the admin plane of a service says are in force."""
-    return load(_exported(arguments, terminal), name=arguments.url)
+    text = _exported(arguments)
+    with progress.shown(terminal, "checking the rules in force"):
+        return load(text, name=arguments.url)
 
 
 def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -175,12 +176,13 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
         text, loaded = checked_text(arguments.file)
     size = f"{_counted(len(loaded.ruleset.rules), 'rule')} and {_counted(len(loaded.ruleset.users), 'user')}"
 
-    def applied(dry_run: bool, expected: int | None = None) -> Json:  # noqa: FBT001  one of two
+    def applied(*, dry_run: bool, expected: int | None = None) -> Json:
+        doing = f"comparing {size} with those in force" if dry_run else f"applying {size}"
         if not arguments.database:
             query: Json = {} if arguments.all or arguments.json else {"changes": LISTED}
             query |= {"dry_run": "true"} if dry_run else {}
             query |= {"replace_users": "true"} if arguments.replace_users else {}
-            answer: Json = call(arguments, "POST", "/apply", raw=text, query=query, expected=expected)
+            answer: Json = call(arguments, "POST", "/apply", raw=text, query=query, expected=expected, doing=doing)
             return answer
 
         async def work(database: Database) -> Json:
@@ -192,12 +194,12 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
             done = await Catalog(database).apply(loaded.ruleset, actor, dry_run=dry_run, expected=expected, **how)
             return done.to_data(dry_run=dry_run)
 
-        return on_database(arguments.database, work, may_be_new=True)
+        with progress.shown(terminal, doing):
+            return on_database(arguments.database, work, may_be_new=True)
 
     if arguments.database and arguments.wait:
         raise UsageError("--wait asks a service which nodes run the change: it does not go with --database")
-    with progress.shown(terminal, f"comparing {size} with those in force"):
-        planned = applied(dry_run=True)
+    planned = applied(dry_run=True)
     gone: dict[str, int] = planned["counts"].get("delete", {})
     seen: int | None = None
     if not arguments.dry_run and gone and not arguments.json:
@@ -209,8 +211,7 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
         seen = None if arguments.yes else planned["revision"] - 1  # what is confirmed is what was shown, and no more
     answer = planned
     if not arguments.dry_run:
-        with progress.shown(terminal, f"applying {size}"):
-            answer = applied(dry_run=False, expected=seen)
+        answer = applied(dry_run=False, expected=seen)
     if arguments.json:
         terminal.say_json(answer)
     else:
