@@ -9,6 +9,7 @@
 # make docs   a site of all pages, with search: site/index.html
 # make screenshots  of the console, for its page: docs/console.md
 # make bare   run and test on a minimal Debian, made by debootstrap
+# make image  build the container image without a daemon, and ask the service in it
 # make manifest lock   renew deploy/kubernetes.yaml from the Helm chart, and the versions that the image installs
 # make swagger   renew the files of Swagger UI, which needs npm; VERSION=5.35.0 takes that one
 # make release  build the packages, and check them as PyPI and a user would
@@ -73,7 +74,7 @@ ifneq ($(wildcard $(VENV)),)
   endif
 endif
 
-.PHONY: run demo tour example test quick thorough core coverage servers lint format bench plots docs screenshots bare manifest lock swagger release clean
+.PHONY: run demo tour example test quick thorough core coverage servers lint format bench plots docs screenshots bare image manifest lock swagger release clean
 .DEFAULT_GOAL := test
 
 run: $(VENV)/.serve
@@ -152,6 +153,9 @@ screenshots: servers $(VENV)/.dev
 
 bare:
 	@tests/bare.sh
+
+image:
+	@tests/image.sh
 
 # The chart with its own values, less what only Helm reads.
 manifest: $(VENV)/.dev
