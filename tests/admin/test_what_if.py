@@ -431,6 +431,6 @@ class TestAsking:
                 hot = ",".join(f'{{"rule":"{rule}","key":"{key}","per_second":{rate}}}' for rule, key, rate in keys)
                 admin.service.reports.hot_keys = f'{{"hot":[{hot}],"denied":[]}}'.encode
                 answer = await admin.ask("GET", "/api/v1/rules/orders-user/what-if?limit=4", role="viewer")
-                assert answer.json()["hot_keys"] == ["#1"]
+                assert answer.json()["hot_keys"] == [{"key": "#1", "per_second": 2.0}]
 
         asyncio.run(main())

@@ -29,8 +29,6 @@ _WEEK_US = 7 * DAY_US
 _MOST_TIERS = 1000
 _NOBODY = Actor("")
 """Tries what is not done."""
-_NAMED = 5
-"""Principals that an answer names."""
 
 
 class RuleChanges:
@@ -192,15 +190,15 @@ class RuleChanges:
         return {**self._with_hot_keys(answer), "not_counted": what_if.not_counted(rule.quotas)}
 
     def _with_hot_keys(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Name principals that the limit would refuse now, of those that are asked about most at this service."""
+        """Add the hot keys of this service that the limit would refuse now, and how often they ask."""
         report = msgspec.json.decode(self._reports.hot_keys())
         asked = report.get("hot", []) if isinstance(report, dict) else []
-        hot = [
-            each["key"]
+        above = [
+            {"key": each["key"], "per_second": each["per_second"]}
             for each in asked
             if each["rule"] == answer["rule_id"] and each["per_second"] * answer["window_seconds"] > answer["limit"]
         ]
-        return {**answer, "hot_keys": hot[:_NAMED]}
+        return {**answer, "hot_keys": above}
 
 
 def _revision(found: revisions.Revision) -> dict[str, Any]:

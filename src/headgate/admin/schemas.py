@@ -101,7 +101,7 @@ _NAMED: dict[str, Described] = {
             "exact": (YES_OR_NO, True),
             "assumes": (TEXT, "clients ask as they did"),
             "others": items(record({"in_force": (WHOLE, 1000), "units": (WHOLE, 52_000)})),
-            "hot_keys": items((TEXT, "#5f2b9e2a4c1d7f30")),
+            "hot_keys": items(record({"key": (TEXT, "#5f2b9e2a4c1d7f30"), "per_second": (NUMBER, 31.5)})),
         },
         not_counted=list_of(TEXT),
     ),

@@ -42,6 +42,8 @@ BULK_SECONDS = 600.0
 """How long what may be about 100,000 users waits for an answer."""
 LISTED = 20
 """Changes that are listed, if all are not asked for."""
+_NAMED = 5
+"""Principals that a line names."""
 
 
 def add_to_rules(actions: Commands) -> None:
@@ -118,7 +120,7 @@ def add_to_rules(actions: Commands) -> None:
         "say what another limit of a rule would have refused",
         more="From how much single principals asked for in each window of the rule: all of them while they are few,\n"
         "else a sample. Principals are counted once in each window in which they asked.",
-        examples="headgate rules what-if orders-user --limit 60\n"
+        examples="headgate rules what-if orders-user --limit 60 --who\n"
         "headgate rules what-if orders-user --limit 600 --in-force 1000 --days 30   # for those of a tier",
     )
     what_if.add_argument("id", metavar="ID", help="the id of a rule")
@@ -128,6 +130,8 @@ def add_to_rules(actions: Commands) -> None:
         "--in-force", metavar="N", type=int, help="for those who had this limit, as by a tier; default: the rule's own"
     )
     what_if.add_argument("--days", metavar="N", type=int, default=7, help="how far back [%(default)s]")
+    about = "list all hot keys that ask for more than the other limit now, as the log shows them"
+    what_if.add_argument("--who", action="store_true", help=about)
     add_admin_options(what_if)
     rollback = add_command(
         actions,
@@ -285,6 +289,9 @@ def _what_if(arguments: argparse.Namespace, terminal: Terminal) -> int:
     terminal.say(printable(f"assumed: {found['assumes']}"))
     for quota in found["not_counted"]:
         terminal.say(printable(f"not known: who comes near {quota}, since its use is not counted"))
+    if arguments.who:
+        above = [(each["key"], f"{each['per_second'] * found['window_seconds']:.0f}") for each in found["hot_keys"]]
+        terminal.say_table(("PRINCIPAL", f"NOW IN {found['window_seconds']:g} S"), above)
     return OK
 
 
@@ -294,7 +301,7 @@ def _told_refused(found: Json) -> str:
     bounds = f" ({low} to {high})" if low != high else ""
     told = f"{found['limit']} instead of {found['in_force']} would have refused {found['refused']}{bounds} of "
     told += f"{found['units']} units, in {found['touched']} of {found['principals']} windows of single principals"
-    named = ", ".join(map(printable, found["hot_keys"]))
+    named = ", ".join(printable(each["key"]) for each in found["hot_keys"][:_NAMED])
     return f"{told} (now above it: {named})" if named else told
 
 
