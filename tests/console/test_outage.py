@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 from playwright.sync_api import Page, expect
 
+from headgate.admin.security import COOKIE
 from tests.console.browsing import Browsing, send_key
 from tests.console.planes import Plane, running_plane
 from tests.console.test_every_page import MAIN
@@ -57,6 +58,13 @@ def test_pages_go_on_without_the_database_and_come_back_with_it(
         assert on_postgres.check("maria", "/orders")["allowed"]
         send_key(outside, on_postgres.key("viewer"))
         expect(outside.get_by_role("alert")).to_contain_text("database")
+        send_key(outside, on_postgres.key("admin"))  # which is known without it
+        expect(outside.get_by_role("alert")).to_contain_text("sessions cannot be kept")
+        outside.context.add_cookies([{"name": COOKIE, "value": "x" * 43, "url": on_postgres.address}])
+        outside.goto("/rules")
+        expect(outside.get_by_role("heading", level=1)).to_have_text("Service Unavailable")
+        outside.goto("/login")
+        expect(outside.get_by_label("API key")).to_be_visible()
     finally:
         postgres.start()
     expect(watching.get_by_text("database is unavailable")).to_have_count(0)

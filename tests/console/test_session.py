@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from headgate.admin.tables import epoch_us
-from tests.console.browsing import Browsing, Problems, log_in, pretend, send_key
+from tests.console.browsing import Browsing, Problems, assert_fits, log_in, pretend, send_key
 from tests.console.planes import Plane, running_plane
 from tests.server.process.service import SECONDS
 
@@ -125,6 +126,54 @@ class TestLogIn:
             expect(page.get_by_role("alert")).to_contain_text("too many")
             inside.goto("/about")
             assert inside.url.endswith("/about")
+
+    @pytest.mark.parametrize("source", ["database", "file"])
+    def test_a_key_has_so_many_sessions_and_ends_none_of_another(self, tmp_path: Path, source: str) -> None:
+        """However often somebody with a key of a viewer logs in, no table grows, and nobody else is logged out."""
+        (tmp_path / "rules.yaml").write_text("version: 1\nrules: [{id: each, limit: 5, window: 1h}]")
+        options = ("--rules", str(tmp_path / "rules.yaml")) if source == "file" else ()
+        with running_plane(*options, constants={"headgate.admin.sessions.MOST_OF_KEY": 3}) as plane:
+            keys = ["admin"] if source == "file" else ["viewer", *["admin"] * 2]
+            form = f"key={plane.key('admin')}"
+            first = {key: send(plane, "POST", "/login", "", f"key={plane.key(key)}").cookies[COOKIE] for key in keys}
+            tokens = [send(plane, "POST", "/login", "", form).cookies[COOKIE] for _ in range(4)]
+            assert [is_in(plane, token) for token in tokens] == [False, True, True, True]
+            assert [key for key, token in first.items() if is_in(plane, token)] == keys[:-2]
+
+    def test_a_log_in_counts_among_the_writes_of_its_key(self, browsing: Browsing) -> None:
+        with running_plane("--admin-writes", "3/day") as plane:
+            form = f"key={plane.key('admin')}"
+            assert [send(plane, "POST", "/login", "", form).status_code for _ in range(4)] == [303] * 3 + [429]
+            page = browsing.open(at=plane)
+            send_key(page, plane.key("admin"))
+            expect(page.get_by_role("alert")).to_contain_text("this key may do that 3/day times; try again in")
+            assert not page.context.cookies()
+
+
+class TestHeaders:
+    def test_all_that_is_sent_keeps_other_sites_away(self, plane: Plane, browsing: Browsing) -> None:
+        """Another port of this host is another origin, but the same site: the cookie goes along."""
+        token = token_of(browsing.open("viewer"))
+        for path in ("/", "/rules", "/nothing", "/login", "/console.js", "/api/v1/rules", "/docs", "/logout"):
+            headers = send(plane, "GET", path, token).headers
+            assert headers["cross-origin-opener-policy"] == "same-origin", path
+            assert headers["cross-origin-resource-policy"] == "same-origin", path
+            assert headers["x-content-type-options"] == "nosniff", path
+            policy = headers["content-security-policy"]
+            assert "default-src 'none'" in policy, path
+            assert "frame-ancestors 'none'" in policy, path
+            assert "unsafe" not in policy, path
+            if path not in {"/console.js", "/docs"}:
+                assert headers["cache-control"] == "no-store", path
+
+    def test_whoever_has_to_wait_is_told_so_by_a_page(self, browsing: Browsing) -> None:
+        with running_plane("--admin-reads", "3/day") as plane:
+            page = browsing.open("admin", at=plane)
+            answers = [page.goto("/about") for _ in range(4)]
+            assert [answer.status for answer in answers if answer][-1] == 429
+            expect(page.get_by_role("heading", level=1)).to_have_text("Too Many Requests")
+            expect(page.locator("main")).to_contain_text("this key may do that 3/day times; try again in")
+            assert_fits(page)
 
 
 class TestEnd:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-
-from headgate.config.times import moment_text
 
 if TYPE_CHECKING:
     from headgate.admin.live import Fleet, NodeFigures
@@ -141,11 +140,11 @@ def _of_store(fleet: Fleet) -> Iterator[Attention]:
         concerned = [each for each in troubled if each.store == store and shard in each.circuits]
         degraded = sum(each.rates.degraded for each in concerned)
         name = f"The store {store}, server {shard}," if shard else f"The store {store}"
-        since = moment_text(min(each.troubled_since for each in concerned))
+        lasting = _ago(fleet.now - min(each.troubled_since for each in concerned))
         yield Attention(
             CRITICAL,
             "store",
-            f"{name} is down for {len(concerned)} of {_nodes(len(fresh))}, since {since}",
+            f"{name} has been down on {len(concerned)} of {_nodes(len(fresh))} for {lasting}",
             f"{degraded:.3g} decisions per second are made without it, as on_store_failure of each rule says.",
             "Check that it runs and that nodes can reach it: they return to it automatically.",
             "/nodes",
@@ -174,6 +173,11 @@ def _of_stores(fresh: list[Figures]) -> Iterator[Attention]:
             "If this is one fleet, start all nodes with the same --store.",
             "/nodes",
         )
+
+
+def clock(at_us: int) -> str:
+    """Write a moment for people, to the minute."""
+    return datetime.fromtimestamp(at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _nodes(count: int) -> str:

@@ -80,6 +80,11 @@ class Catalog:
     def __init__(self, database: Database, clock: Callable[[], int] = epoch_us) -> None:
         self.database, self._now = database, clock
 
+    @property
+    def source(self) -> str:
+        """Where the rules are, for people."""
+        return f"a {'SQLite' if self.database.is_sqlite else 'PostgreSQL'} database"
+
     async def revision(self) -> int:
         """Return the revision that is in force."""
         async with self.database.reading() as connection:

@@ -12,11 +12,10 @@ from sqlalchemy import Table, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin import audit, usage
-from headgate.admin.attention import CRITICAL, INFO, MOST_OF_A_KIND, WARNING, Attention
+from headgate.admin.attention import CRITICAL, INFO, MOST_OF_A_KIND, WARNING, Attention, clock
 from headgate.admin.tables import api_keys, consumer_keys, overrides, rules, usage_minutes
 from headgate.admin.tables import audit as audit_entries
 from headgate.admin.usage import MINUTE_US, REQUESTS, UsagePoint
-from headgate.config.times import moment_text
 from headgate.core.calendar import DAY_US
 from headgate.policy.model import Rule
 
@@ -170,7 +169,7 @@ async def _ending(connection: AsyncConnection, now: int) -> list[Attention]:
     if row is None:
         return []
     count = (await connection.execute(select(func.count()).select_from(overrides).where(soon))).scalar_one()
-    what = f"The override of {row.user_id} for rule {row.rule_id} ends at {moment_text(row.until)}"
+    what = f"The override of {row.user_id} for rule {row.rule_id} ends at {clock(row.until)}"
     more = f", and {count - 1} more within a day" if count > 1 else ""
     return [
         Attention(
@@ -201,7 +200,7 @@ async def _expiring(connection: AsyncConnection, table: Table, noun: str, link: 
         Attention(
             WARNING,
             "keys_expiring",
-            f"The {noun} {first[0]} ({first.id}) expires at {moment_text(first.expires_at)}{more}",
+            f"The {noun} {first[0]} ({first.id}) expires at {clock(first.expires_at)}{more}",
             "Requests with it are refused from then on.",
             "Rotate it with an overlap, and give the new key to those who use it.",
             link,

@@ -35,6 +35,11 @@ class FileRules:
     def __init__(self, path: str, ruleset: Callable[[], Ruleset], version: Callable[[], int]) -> None:
         self._path, self._ruleset, self._version = path, ruleset, version
 
+    @property
+    def source(self) -> str:
+        """Where the rules are, for people."""
+        return f"the file {self._path}"
+
     async def revision(self) -> int:
         """Return how often the file was loaded."""
         return self._version()

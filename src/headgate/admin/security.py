@@ -21,6 +21,8 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
 from hashlib import sha256
+from html import escape
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -133,7 +135,7 @@ class Gatekeeper:
             await answer.refuse(refusal)
             return
         inner = {**scope, "path": _path(scope), "state": {**scope.get("state", {}), "request_id": request_id}}
-        inner["state"][IDENTIFY] = partial(self._identified, inner, answer=answer)
+        inner["state"][IDENTIFY] = partial(self._logging_in, inner, answer=answer)
         if inner["path"] not in PUBLIC:
             announced = self._deprecations.fields(inner["path"])
             answer.fields |= {name.decode(): value.decode() for name, value in announced}
@@ -142,7 +144,7 @@ class Gatekeeper:
                 await answer.show_log_in(inner, headers)
                 return
             if refusal is not None:
-                await answer.refuse(refusal)
+                await answer.refuse(refusal, as_page=_is_navigation(inner, headers))
                 return
         elif not _is_reading(inner) and _is_foreign(headers):
             await answer.refuse(of_status(403, _FOREIGN))
@@ -159,16 +161,25 @@ class Gatekeeper:
             key = await self._with_key(scope, headers, answer)
         if isinstance(key, ProblemDocument):
             return key
-        limiter = self._reads if _is_reading(scope) else self._writes
-        decision = await limiter.check(key.id)
-        answer.note(decision)
-        if not decision.allowed:
-            return answer.slow_down(decision, f"this key may do that {decision.quota} times")
+        if slowed := await self._counted(self._reads if _is_reading(scope) else self._writes, key, answer):
+            return slowed
         if key.role is KeyRole.CHECK:
             return of_status(403, "this key is for the decision plane; it opens nothing here")
         scope["state"]["key"] = key
         scope["state"].get(ADMITTED, bool)()
         return None
+
+    async def _logging_in(self, scope: Scope, text: str, answer: _Answer) -> ApiKey | ProblemDocument:
+        """Return the key by which somebody logs in, or why it is not accepted; a session is written, as a change is."""
+        key = await self._identified(scope, text, answer)
+        return key if isinstance(key, ProblemDocument) else await self._counted(self._writes, key, answer) or key
+
+    @staticmethod
+    async def _counted(limiter: AsyncLimiter, key: ApiKey, answer: _Answer) -> ProblemDocument | None:
+        """Count a request of a key; returns why it has to wait, if it has."""
+        decision = await limiter.check(key.id)
+        answer.note(decision)
+        return None if decision.allowed else answer.slow_down(decision, f"this key may do that {decision.quota} times")
 
     async def _with_session(self, scope: Scope, headers: Mapping[str, str]) -> ApiKey | ProblemDocument:
         """Return the key of a browser's session, or why it is not let in."""
@@ -229,6 +240,8 @@ class _Answer:
             "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
             "img-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
             "referrer-policy": "no-referrer",
+            "cross-origin-opener-policy": "same-origin",
+            "cross-origin-resource-policy": "same-origin",
         }
 
     def note(self, decision: Decision) -> None:
@@ -251,9 +264,16 @@ class _Answer:
             message["headers"] = [*theirs, *[field for field in mine if field[0] not in given]]
         await self._send(message)
 
-    async def refuse(self, problem: ProblemDocument) -> None:
-        body = problem.encode()
-        headers = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))]
+    async def refuse(self, problem: ProblemDocument, *, as_page: bool = False) -> None:
+        """Answer why a request is not let in, people with a page."""
+        if as_page:
+            body, kind = (
+                _PAGE.format(title=HTTPStatus(problem.status).phrase, detail=escape(problem.detail)).encode(),
+                b"text/html; charset=utf-8",
+            )
+        else:
+            body, kind = problem.encode(), b"application/problem+json"
+        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
         await self.send({"type": "http.response.start", "status": problem.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
 
@@ -276,6 +296,11 @@ class _Answer:
         await self.send({"type": "http.response.body", "body": body})
 
 
+_PAGE = (
+    '<!doctype html><html lang="en"><title>{title} · Headgate</title>'
+    '<meta name="viewport" content="width=device-width"><link rel="stylesheet" href="/console.css">'
+    '<main><div class="panel login"><h1>{title}</h1><p>{detail}</p></div></main></html>'
+)
 _FOREIGN = "this was sent from another site's page; send it from this one"
 _LIVE = "x-live"
 """The header of requests by which a page refreshes itself."""

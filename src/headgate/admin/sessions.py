@@ -25,6 +25,8 @@ TRUSTED_US = 300_000_000
 """How long a session that was good is trusted while the database cannot be asked."""
 MOST = 1000
 """Sessions that a process remembers."""
+MOST_OF_KEY = 50
+"""Sessions of one key: when another one begins, the one that was used longest ago ends."""
 _NOTED_EVERY_US = 60_000_000
 _LONGEST_TOKEN = 100
 
@@ -64,8 +66,13 @@ class Sessions:
         """Return the token of a new session, which a key begins. Raises DatabaseError."""
         token, now = secrets.token_urlsafe(32), self._now()
         session = Session(_digest(token), key.id, _digest(text), now, now, secrets.token_urlsafe(24))
+        known = [name for name, (each, *_) in self._known.items() if each.key_id == key.id]
+        for excess in known[: max(0, len(known) - MOST_OF_KEY + 1)]:
+            del self._known[excess]
         if self._database is not None:
+            of_key = select(sessions.c.id).where(sessions.c.key_id == key.id).order_by(sessions.c.seen_at.desc())
             async with self._database.writing() as connection:
+                await connection.execute(delete(sessions).where(sessions.c.id.in_(of_key.offset(MOST_OF_KEY - 1))))
                 await connection.execute(insert(sessions).values(**session._asdict()))
         self._remember(session, key)
         return token

@@ -8,15 +8,15 @@ from litestar import Request, Response, get
 
 from headgate.admin.console.pages.access import SignedIn
 from headgate.admin.console.rendering import page
-from headgate.admin.routes.asking import VIEWER
+from headgate.admin.routes.asking import VIEWER, Admin
 
 
 @get("/about", opt=VIEWER)
-async def about(request: Request[Any, Any, Any], sessions: SignedIn) -> Response[str]:
+async def about(request: Request[Any, Any, Any], admin: Admin, sessions: SignedIn) -> Response[str]:
     """Show what runs here, and the sessions of this key."""
     state = request.scope["state"]
     found = await sessions.of_key(state["key"].id)
-    return page(request, "about.html", sessions=found, mine=state.get("session"))
+    return page(request, "about.html", source=admin.rules.source, sessions=found, mine=state.get("session"))
 
 
 ROUTES = [about]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ from litestar.response import Redirect
 
 from headgate.admin.console.forms import form_of
 from headgate.admin.console.rendering import page
+from headgate.admin.database import DatabaseError
 from headgate.admin.keys import KeyRole
 from headgate.admin.routes.asking import VIEWER
 from headgate.admin.security import COOKIE, IDENTIFY
@@ -26,8 +28,9 @@ _OTHER_PLANE = "this key is for the decision plane; it opens nothing here"
 async def log_in_page(request: Request[Any, Any, Any], sessions: SignedIn) -> Response[Any]:
     """Ask for a key, unless the browser is logged in."""
     place, token = _within(request.query_params.get("next", "")), request.cookies.get(COOKIE, "")
-    if token and await sessions.find(token) is not None:
-        return Redirect(place, status_code=303)
+    with suppress(DatabaseError):  # of which the log-in says more
+        if token and await sessions.find(token) is not None:
+            return Redirect(place, status_code=303)
     return page(request, "login.html", place=place, problem=None)
 
 
@@ -39,9 +42,14 @@ async def log_in(request: Request[Any, Any, Any], sessions: SignedIn) -> Respons
     found = await request.scope["state"][IDENTIFY](text)
     if not isinstance(found, ProblemDocument) and found.role is KeyRole.CHECK:
         found = of_status(403, _OTHER_PLANE)
+    token = ""
+    if not isinstance(found, ProblemDocument):
+        try:
+            token = await sessions.begin(found, text)
+        except DatabaseError as error:
+            found = of_status(503, f"sessions cannot be kept: {error.public}")
     if isinstance(found, ProblemDocument):
         return page(request, "login.html", status=found.status, place=place, problem=found)
-    token = await sessions.begin(found, text)
     cookie = Cookie(
         COOKIE,
         value=token,

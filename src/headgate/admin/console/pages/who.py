@@ -303,7 +303,7 @@ def _until(form: Form, present: str | None) -> str | None:
     """Return when a change is to end; None: never. Raises UsageError."""
     lasting = form.get("lasting", "")
     if lasting in _LASTING:
-        return moment_text(epoch_us() + _LASTING[lasting])
+        return moment_text((epoch_us() + _LASTING[lasting]) // 1_000_000 * 1_000_000)
     if lasting == "same":
         return present
     if lasting != "at":
