@@ -23,6 +23,8 @@ TURNED, TURN = "user-\u202e12-nimda", "\u202e"
 LONG = "x" * 500
 WORST = ("-1", "0", "99999999999999999999", "1e999", "", "\x00", "\x85", TURN, "%", "../..", PAYLOAD, "x" * 2000)
 USER = f"/who?user={quote(PAYLOAD, safe='')}"
+RAISED = "raised"
+RAISING = f"{USER}&raise={RAISED}"
 _FIELDS = """forms => forms.filter(form => form.method === 'post').flatMap(form => {
     const typed = [...form.querySelectorAll('input:not([type=hidden]), textarea')].map(each => each.name)
     const buttons = [...form.querySelectorAll('button[name], button[formaction]'), {}]
@@ -36,7 +38,7 @@ def hostile() -> Iterator[Plane]:
     """A service where every text that may be chosen was chosen by somebody who means harm."""
     with running_plane() as plane:
         rule, user = (
-            plane.rule(name=PAYLOAD, limit=1, endpoint="/**", when={"region": PAYLOAD}),
+            plane.rule(RAISED, name=PAYLOAD, limit=1, endpoint="/**", when={"region": PAYLOAD}),
             quote(PAYLOAD, safe=""),
         )
         plane.rule(limit=1, endpoint="/**", dimension="user", name="n" * 200)
@@ -108,8 +110,8 @@ def test_a_page_says_what_is_wrong_with_a_query(hostile: Plane, browsing: Browsi
 def test_a_form_says_what_is_wrong_with_its_fields(hostile: Plane, browsing: Browsing) -> None:
     """And nobody's markup is in what it says."""
     page, tried = browsing.open("admin", at=hostile), set[tuple[str, ...]]()
-    for url in chain(pages(page), [USER]):
-        if url == USER:
+    for url in chain(pages(page), [USER, RAISING]):
+        if url in {USER, RAISING}:
             page.goto(url)
         for action, fields, typed in page.locator("form").evaluate_all(_FIELDS):
             target = urljoin(f"{hostile.address}{url}", action)
