@@ -1,4 +1,4 @@
-"""Very many users and rules in a database: how long a service takes to begin, what it holds, what a change costs.
+"""Very many users and rules in a database: how long a service begins, what it holds, what changes and pages cost.
 
 ::
 
@@ -16,18 +16,26 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx
 from sqlalchemy import insert
 
+from headgate.admin import usage
+from headgate.admin.api import application
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
 from headgate.admin.follower import Follower
+from headgate.admin.keys import AdminKeys, KeyRole
 from headgate.admin.live import LiveFigures
 from headgate.admin.objects import ObjectKind, Operation
-from headgate.admin.tables import overrides, users
+from headgate.admin.service import AdminService
+from headgate.admin.tables import epoch_us, overrides, users
+from headgate.admin.usage import MINUTE_US, UsageBatch
+from headgate.engine import AsyncEngine
 from headgate.observe.recorder import ALLOWED, Recorder
 from headgate.policy.live import LivePolicy
 from headgate.policy.snapshot import SnapshotSource
@@ -113,12 +121,14 @@ async def _measured(folder: Path, number: int) -> None:
         _timed(f"{what}: in force in a worker", live[0].refresh)
         if error := live[0].statistics().error:
             raise SystemExit(error)
-    await _figures(database)
+    figures = await _figures(database)
+    await _pages(database, live[0], figures)
+    await figures.finish()
     await database.close()
 
 
-async def _figures(database: Database) -> None:
-    """Measure the live figures of a node, every rule of which decides in each 2.5 seconds."""
+async def _figures(database: Database) -> LiveFigures:
+    """Measure the live figures of a node, every rule of which decides in each 2.5 seconds, and return them."""
     recorder, rules = Recorder(), [rule["id"] for rule in RULES["rules"]]
     figures = LiveFigures(database, recorder.slices, recorder.hot_keys)
 
@@ -136,7 +146,53 @@ async def _figures(database: Database) -> None:
     if figures._finding is not None:  # noqa: SLF001  begun by reading
         await _awaited("live figures: find what else needs attention, once a minute", lambda: figures._finding)  # type: ignore[arg-type,return-value]  # noqa: SLF001
     await _awaited("live figures: write those of this node", lambda: figures.write(database))
-    await figures.finish()
+    return figures
+
+
+PAGES = {
+    "overview": "/",
+    "rules": "/rules",
+    "rules, found by a part of a name": "/rules?q=rule99",
+    "rules, the last ones": "/rules?offset=9990",
+    "a rule": "/rule?id=rule1",
+    "a rule, its last week": "/rule?id=rule1&span=week",
+    "editor": "/rule/edit?id=rule1",
+    "who": "/who",
+    "who, the beginning of a name": "/who?q=user-0",
+    "a user with an override": "/who?user=user-000007",
+    "a request that is tried": "/try?method=GET&path=/r1&user=user-000007",
+    "revisions": "/revisions",
+    "a revision of 110,000 changes": "/revision?n=1",
+    "nodes": "/nodes",
+    "audit trail": "/audit",
+}
+_LOOKS = 20
+
+
+async def _pages(database: Database, policy: LivePolicy, figures: LiveFigures) -> None:
+    """Measure the pages of the console: the median of some looks, the first of which is not counted."""
+    now = epoch_us()
+    for minute in range(1, 11):
+        counts = {(rule["id"], outcome): 50 for rule in RULES["rules"] for outcome in ("allowed", "denied")}
+        at = now // MINUTE_US * MINUTE_US - minute * MINUTE_US
+        await usage.add(database, f"minute {minute}", [UsageBatch(1, at, counts, [])], now)
+    keys, engine = AdminKeys(database), AsyncEngine(policy)
+    admin = AdminService(Catalog(database), engine, keys, database=database, live=figures)
+    key = (await keys.create("benchmark", KeyRole.ADMIN, ME)).text
+    transport = httpx.ASGITransport(application(admin, reads="1000000/minute"))
+    headers = {"authorization": f"Bearer {key}", "accept": "text/html"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://admin", headers=headers) as client:
+        for name, path in PAGES.items():
+            took = []
+            for _ in range(_LOOKS + 1):
+                begun, used = time.perf_counter(), time.process_time()
+                answer = await client.get(path)
+                took.append((time.process_time() - used, time.perf_counter() - begun))
+                if answer.status_code != 200:
+                    raise SystemExit(f"{path}: {answer.text}")
+            used, begun = (1000 * median(each) for each in zip(*took[1:], strict=True))
+            print(f"{'page: ' + name:<58} {used:9.1f} ms  {begun:9.1f} ms  {len(answer.content) / 1024:6.0f} KiB")
+    await engine.close()
 
 
 def main() -> None:

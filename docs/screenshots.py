@@ -30,10 +30,10 @@ PATIENCE = 300
 PHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1280, "height": 860}
 PICTURES: Mapping[Literal["light", "dark"], Sequence[str]] = {
-    "light": ("overview", "rules", "rule", "editor", "who", "try", "revisions", "nodes"),
-    "dark": ("overview", "rule", "who"),
+    "light": ("overview", "who", "rule", "editor", "revisions", "try"),
+    "dark": ("overview",),
 }
-ON_PHONE = ("overview", "who")
+ON_PHONE = ("who",)
 
 
 def _show_rule(page: Page, _: Mapping[str, Any]) -> None:
@@ -64,13 +64,11 @@ def _at(path: str) -> Callable[[Page, Mapping[str, Any]], object]:
 
 PAGES: Mapping[str, Callable[[Page, Mapping[str, Any]], object]] = {
     "overview": _at("/"),
-    "rules": _at("/rules"),
     "rule": _show_rule,
     "editor": _show_editor,
     "who": _show_customer,
     "try": _show_trial,
     "revisions": _at("/revisions"),
-    "nodes": _at("/nodes"),
 }
 
 
