@@ -28,7 +28,7 @@ LARGEST = 250_000
 PATIENCE = 300
 """Seconds for the demo to be ready."""
 PHONE: ViewportSize = {"width": 360, "height": 740}
-DESK: ViewportSize = {"width": 1280, "height": 860}
+DESK: ViewportSize = {"width": 1280, "height": 1000}
 PICTURES: Mapping[Literal["light", "dark"], Sequence[str]] = {
     "light": ("overview", "who", "rule", "editor", "revisions", "try"),
     "dark": ("overview",),
@@ -110,7 +110,8 @@ def _ready(file: Path, demo: subprocess.Popen[bytes]) -> Mapping[str, Any]:
 
 def _write(name: str, picture: bytes) -> None:
     """Write a picture in as few colours as it needs."""
-    few = Image.open(io.BytesIO(picture)).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    exact = Image.open(io.BytesIO(picture)).convert("RGB")
+    few = exact.quantize(256, kmeans=3, dither=Image.Dither.NONE)  # without means, a few red letters turn grey
     out = io.BytesIO()
     few.save(out, "PNG", optimize=True)
     if len(out.getvalue()) > LARGEST:
@@ -146,7 +147,8 @@ def main() -> None:
                 for name in [each for each in names if each in options.only]:
                     PAGES[name](page, known)
                     page.wait_for_timeout(1500)  # figures that are live
-                    _write(f"{kind}{name}-{colour}", page.screenshot())
+                    whole = name == "editor"  # below the difference is what a change would have refused
+                    _write(f"{kind}{name}-{colour}", page.screenshot(full_page=whole))
             context.close()
         browser.close()
 
