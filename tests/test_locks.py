@@ -153,7 +153,13 @@ def interrupted(at: int, work: Callable[[], object], inside: Callable[[], object
     return left <= 0
 
 
-QUOTAS = ["3/hour", "3/hour sliding_window_log", "3/hour; 5/day", "3/hour token_bucket; 5/d fixed_window; 9/d gcra"]
+QUOTAS = [
+    "3/hour",
+    "3/hour sliding_window_log",
+    "3/hour; 5/day",
+    "3/hour token_bucket; 5/d fixed_window; 9/d gcra",
+    "3/hour; 4/day; 5/week; 6/week gcra",
+]
 
 
 @pytest.mark.parametrize("quotas", QUOTAS)

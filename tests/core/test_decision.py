@@ -12,7 +12,6 @@ from pydantic import TypeAdapter
 
 from headgate.core.algorithms import Algorithm
 from headgate.core.decision import Decision, held, marked
-from headgate.core.plan import admitted, looked_at
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 
@@ -43,14 +42,6 @@ def test_used_and_remaining_make_the_limit() -> None:
 def test_limits_are_its_parts_or_itself() -> None:
     assert SEVERAL.limits == (ADMISSION, REFUSAL)
     assert ADMISSION.limits == (ADMISSION,)
-
-
-def test_what_it_is_made_of_is_found_when_it_is_read_first() -> None:
-    quotas = (QUOTA, Quota(9, SECOND))
-    for tell, remaining in ((admitted, [4, 8]), (looked_at, [5, 9])):
-        decision = msgspec.structs.replace(ADMISSION, made_of=(tell, quotas, 1, START, None, None))
-        assert [part.remaining for part in decision.limits] == remaining
-        assert decision.parts is decision.parts
 
 
 def test_pydantic_writes_it_with_its_limits() -> None:

@@ -19,10 +19,11 @@ def interrupt(*_):
     raise Interrupted
 
 store = MemoryStore()
-limiters = [Limiter("1000000/s", store=store), Limiter("1000000/s; 1000000/minute", store=store, name="several")]
+texts = ["1000000/s", "1000000/minute", "1000000/hour", "1000000/day"]
+limiters = [Limiter(texts[: limits + 1], store=store, name=str(limits)) for limits in range(4)]
 signal.signal(signal.SIGALRM, interrupt)
 for number in range(1000):
-    limiter = limiters[number % 2]
+    limiter = limiters[number % 4]
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.0002 + number * 1e-7)
         while True:

@@ -45,8 +45,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     """What it took: the cost of the request; 0 if that was refused, or only asked about."""
     taken_at_us: int = 0
     """When it took that, by the clock of the store, in microseconds since the epoch: by this a refund finds it."""
-    made_of: tuple[Any, ...] = ()
-    """What `parts` returns, or a function and its arguments by which they are found when somebody asks."""
+    made_of: tuple[Decision, ...] = ()
+    """What `parts` returns."""
     degraded: str = ""
     """Why the store did not decide this, such as "storage_unavailable"; empty when it did. See `stores.failover`."""
     index: int = 0
@@ -89,16 +89,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def parts(self) -> tuple[Decision, ...]:
-        """What `limits` is made of: the decision of each limit, in the order of the plan; empty if there is only one.
-
-        Few who limit ask for them, and steps are pure functions: so they may be found again when they are read first.
-        """
-        made_of = self.made_of
-        if made_of and type(made_of[0]) is not Decision:
-            tell, *arguments = made_of
-            made_of = tell(*arguments)
-            msgspec.structs.force_setattr(self, "made_of", made_of)
-        return made_of
+        """The decision of each limit, in the order of the plan; empty if there is only one."""
+        return self.made_of
 
     @property
     def limits(self) -> tuple[Decision, ...]:
@@ -145,7 +137,7 @@ def _shown(decision: Decision) -> dict[str, Any]:
 
 def _fields(decision: Decision) -> tuple[Any, ...]:
     """Return all that a decision says."""
-    return decision.parts, *msgspec.structs.astuple(decision)[:-1]  # in this order: then `made_of` has the parts
+    return msgspec.structs.astuple(decision)[:-1]
 
 
 def marked(decision: Decision, reason: str) -> Decision:

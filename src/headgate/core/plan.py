@@ -194,16 +194,41 @@ def decide(call: Call, states: States, now: int) -> tuple[States, Decision]:
 
 
 def check(quotas: Sequence[Quota], states: States, cost: int, now: int) -> tuple[States, Decision]:
-    """Take `cost` from every limit if all of them admit it, else from none."""
-    after: list[State] = []
-    decisions: list[Decision] = []
-    for index, quota in enumerate(quotas):
-        new, decision = quota.step(states[index], cost, now)
-        if not decision.allowed:
-            return look(quotas, states, cost, now, {index: (new, decision)})
-        after.append(new)
-        decisions.append(decision)
-    return after, combine(decisions)
+    """Take `cost` from every limit if all of them admit it, else from none.
+
+    If one refuses, the others say what they have now, or that they refuse as well; the states that come back are those
+    that went in, unless a limit that refuses had to mend its own (see law 8 of this package).
+    """
+    if not quotas:
+        return states, _NO_LIMITS
+    new: list[State] = []
+    parts: list[Decision] = []
+    limits = enumerate(quotas)
+    index, remaining, size, delay = 0, 1, 0, 0  # what `combine` finds, found on the way
+    for place, quota in limits:
+        state, part = quota.step(states[place], cost, now)
+        parts.append(part)
+        if not part.allowed:
+            break
+        new.append(state)
+        if part.remaining * size < remaining * part.limit:
+            index, remaining, size = place, part.remaining, part.limit
+        if part.delay_us > delay:
+            delay = part.delay_us
+    else:
+        return new, _joint(parts, index, delay)
+    after, index, retry = _mended(states, place, state), place, part.retry_after_us
+    for earlier in range(place):
+        _, parts[earlier] = quotas[earlier].step(states[earlier], 0, now)
+    for place, quota in limits:
+        _, part = quota.step(states[place], 0, now)
+        if part.remaining < cost:
+            state, part = quota.step(states[place], cost, now)
+            after = _mended(after, place, state)
+            if part.retry_after_us > retry:
+                index, retry = place, part.retry_after_us
+        parts.append(part)
+    return after, _joint(parts, index)
 
 
 def look(
@@ -212,32 +237,29 @@ def look(
     cost: int,
     now: int,
     refusals: Mapping[int, tuple[State, Decision]] = _NOTHING,
-) -> tuple[list[State], Decision]:
+) -> tuple[States, Decision]:
     """Ask every limit what it has now, and whether it would admit `cost`; nothing is taken.
 
     The refusals of some limits (their states and decisions by index) may be known already. The states that come back
-    differ from those that went in only where a limit that refuses had to mend its own (see law 8 of this package).
+    are as in `check`.
     """
-    after, decisions = list(states), []
-    for index, quota in enumerate(quotas):
-        if index in refusals:
-            after[index], decision = refusals[index]
+    after, parts = states, []
+    for place, quota in enumerate(quotas):
+        if place in refusals:
+            state, part = refusals[place]
+            after = _mended(after, place, state)
         else:
-            _, decision = quota.step(states[index], 0, now)
-            if decision.remaining < cost:
-                after[index], decision = quota.step(states[index], cost, now)
-        decisions.append(decision)
-    return after, combine(decisions)
+            _, part = quota.step(states[place], 0, now)
+            if part.remaining < cost:
+                state, part = quota.step(states[place], cost, now)
+                after = _mended(after, place, state)
+        parts.append(part)
+    return after, combine(parts)
 
 
-def admitted(quotas: Sequence[Quota], cost: int, now: int, *states: State) -> tuple[Decision, ...]:
-    """Return the decisions that an admission is made of, again: what each limit said of its state."""
-    return tuple([quota.step(state, cost, now)[1] for quota, state in zip(quotas, states, strict=True)])
-
-
-def looked_at(quotas: Sequence[Quota], cost: int, now: int, *states: State) -> tuple[Decision, ...]:
-    """Return the decisions that a refusal, or an answer to a peek, is made of, again."""
-    return look(quotas, states, cost, now)[1].parts
+def _mended(states: States, place: int, state: State) -> States:
+    """Return the states with another one at a place, if it is another."""
+    return states if state is states[place] else [*states[:place], state, *states[place + 1 :]]
 
 
 def _refund(quotas: Sequence[Quota], states: States, call: Call, now: int) -> tuple[States, Decision]:
@@ -249,7 +271,7 @@ def _refund(quotas: Sequence[Quota], states: States, call: Call, now: int) -> tu
     charge = call.charge
     since = min(charge.taken_at) if charge is not None else None
     if charge is not None and not min(charge.taken_at) <= now < (charge.until or now + 1):
-        return states, combine(admitted(quotas, 0, now, *states))
+        return states, combine([quota.step(state, 0, now)[1] for quota, state in zip(quotas, states, strict=True)])
     after: list[State] = []
     decisions = []
     for quota, state in zip(quotas, states, strict=True):
@@ -270,16 +292,27 @@ def combine(decisions: Sequence[Decision]) -> Decision:
     if not decisions:
         return _NO_LIMITS
     told, index, delay, degraded = decisions[0], 0, 0, ""
+    allowed, remaining, limit, retry = told.allowed, told.remaining, told.limit, told.retry_after_us
     for place, decision in enumerate(decisions):
         if decision.allowed:
-            tells_more = told.allowed and decision.remaining * told.limit < told.remaining * decision.limit
+            tells_more = allowed and decision.remaining * limit < remaining * decision.limit
         else:
-            tells_more = told.allowed or decision.retry_after_us > told.retry_after_us
+            tells_more = allowed or decision.retry_after_us > retry
         if tells_more:
-            told, index = decision, place
+            index, allowed, limit = place, decision.allowed, decision.limit
+            remaining, retry = decision.remaining, decision.retry_after_us
         if decision.delay_us > delay:
             delay = decision.delay_us
-        degraded = degraded or decision.degraded
+        if decision.degraded and not degraded:
+            degraded = decision.degraded
+    return _joint(decisions, index, delay if allowed else 0, degraded)
+
+
+def _joint(parts: Sequence[Decision], index: int, delay: int = 0, degraded: str = "") -> Decision:
+    """Return the decision of limits with these `parts` that describes one of them."""
+    told = parts[index]
+    if len(parts) == 1:
+        return told
     return Decision(
         told.allowed,
         told.limit,
@@ -288,10 +321,10 @@ def combine(decisions: Sequence[Decision]) -> Decision:
         told.reset_after_us,
         told.state,
         told.quota,
-        delay if told.allowed else 0,
+        delay,
         told.taken,
         told.taken_at_us,
-        tuple(decisions),
+        tuple(parts),
         degraded,
         index,
     )

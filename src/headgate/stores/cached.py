@@ -360,8 +360,7 @@ def _aged(decision: Decision, us: int) -> Decision:
         delay_us=delay - us if delay > us else 0,
     )
     if decision.made_of or decision.shadow:
-        parts = (_all_aged, decision.parts, us) if decision.made_of else ()  # not everybody reads them
-        return replace(aged, made_of=parts, shadow=_all_aged(decision.shadow, us))
+        return replace(aged, made_of=_all_aged(decision.parts, us), shadow=_all_aged(decision.shadow, us))
     return aged
 
 

@@ -27,11 +27,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cache
 from heapq import heappop, heappush
 from operator import getitem, setitem
 from time import time_ns
-from typing import Any
 
 import msgspec
 
@@ -47,8 +45,6 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
 from headgate.stores.base import AsyncCheck, Check
-from headgate.stores.unrolled import MOST_WRITTEN, PlanChecks, bound_check
-from headgate.stores.wrapping import plain_check
 
 MAX_KEYS = 1_000_000
 _OVERFLOW_STATES = 1024  # for each group of limits of an algorithm and window
@@ -126,16 +122,13 @@ class MemoryStore:
                 now = time_ns() // 1000 if self._now is None else self._now()
                 if now >= self._next_due:
                     self._sweep(now)
-                if call.verb is _CHECK:
-                    decision: Decision = _CHECKS[len(call.plan)](self, call.plan, call.cost, now)
-                else:
-                    decision = self._run(call, now)
+                decision = self._check(call.plan, call.cost, now) if call.verb is _CHECK else self._run(call, now)
                 if not call.shadow:
                     return decision
                 tried: tuple[Decision, ...] = ()
                 if call.verb is _CHECK and decision.allowed:
                     for plan in call.shadow:
-                        tried += (_CHECKS[len(plan)](self, plan, call.cost, now),)
+                        tried += (self._check(plan, call.cost, now),)
                 else:
                     tried = tuple([self._run(each, now) for each in plans.shadow_calls(call, decision)])
                 return msgspec.structs.replace(decision, shadow=tried)
@@ -160,35 +153,69 @@ class MemoryStore:
         """Return the function that checks keys of `family`.
 
         It decides as `run` does, in half the time, by having all it needs at hand. Text that has a state is known to be
-        a good key.
+        a good key. One limit has a function of its own, which takes 40 % less than the general one would.
         """
-        if len(family.quotas) > MOST_WRITTEN:
-            return plain_check(self, family)
-        names: dict[str, Any] = {
-            **{f"_t{number}": self._bound(space) for number, space in enumerate(family.spaces)},
-            "_store": self,
-            "_clock": self._now,
-            "_time_ns": time_ns,
-            "_locked": self._locked,
-            "_release": self._lock.release,
-            "_one": 1,  # compared by identity: True and 1.0 equal it, but are not costs
-            "_checked_principal": checked_principal,
-            "_Decision": Decision,
-            "_throttled": Pressure.THROTTLED,
-        }
+        store, locked, release, clock = self, self._locked, self._lock.release, self._now
+        quotas, tables = family.quotas, [self._bound(space) for space in family.spaces]
+        one = 1  # compared by identity: True and 1.0 equal it, but are not costs
 
-        def first(key: str, cost: int, now: int) -> Decision:
-            plan = family.plan(key)
-            return self._first(plan, cost, now) if cost else self._run(Call(_PEEK, plan), now)
+        def check(key: str, cost: int = 1) -> Decision:
+            if cost is not one and not (type(cost) is int and cost == 0):
+                cost = family.checked_cost(cost)
+            for _ in locked:
+                try:
+                    now = time_ns() // 1000 if clock is None else clock()
+                    if now >= store._next_due:
+                        store._sweep(now)
+                    before: list[State] = []
+                    for states in tables:
+                        before.append(states[key])  # noqa: PERF401  a comprehension takes longer
+                    if not cost:
+                        return plans.look(quotas, before, 1, now)[1]
+                    after, decision = plans.check(quotas, before, cost, now)
+                    if after is before or _replaced(tables, (key,) * len(tables), before, after):
+                        return decision
+                except KeyError:  # a new key, or one that must be looked for elsewhere
+                    plan = family.plan(key)
+                    return store._first(plan, cost, now) if cost else store._run(Call(_PEEK, plan), now)
+                except TypeError:
+                    checked_principal(key)  # an unhashable key
+                    raise
+                finally:
+                    release()
+            raise AssertionError("the lock was not acquired")
 
-        @cache
-        def peek() -> Check:  # written when somebody peeks; few do
-            made: Check = bound_check(family, names, peeks=True)
-            return made
+        if len(tables) > 1:
+            return check
+        (table,), step, check_any = tables, quotas[0].step, check
 
-        names |= {"_first": first, "_checked_cost": family.checked_cost, "_peek": peek}
-        check: Check = bound_check(family, names)
-        return check
+        def check_one(key: str, cost: int = 1) -> Decision:
+            if cost is not one:
+                if type(cost) is int and cost == 0:
+                    return check_any(key, 0)
+                cost = family.checked_cost(cost)
+            for _ in locked:
+                try:
+                    now = time_ns() // 1000 if clock is None else clock()
+                    if now >= store._next_due:
+                        store._sweep(now)
+                    before = table[key]
+                    after, decision = step(before, cost, now)
+                    if after is before:
+                        return decision
+                    if table[key] is before:
+                        table[key] = after
+                        return decision
+                except KeyError:
+                    return store._first(family.plan(key), cost, now)
+                except TypeError:
+                    checked_principal(key)
+                    raise
+                finally:
+                    release()
+            raise AssertionError("the lock was not acquired")
+
+        return check_one
 
     def _bound(self, space: str) -> dict[Principal | int, State]:
         with self._lock:
@@ -200,8 +227,7 @@ class MemoryStore:
         """Do what a call says. The lock is held."""
         verb, plan = call.verb, call.plan
         if verb is _CHECK:
-            made: Decision = _CHECKS[len(plan)](self, plan, call.cost, now)
-            return made
+            return self._check(plan, call.cost, now)
         if verb is Verb.REFUND and call.token and call.charge is not None:
             return self._refund_once(call, call.charge.until, now)
         if verb is not _CHECK_ONCE:
@@ -231,6 +257,32 @@ class MemoryStore:
             self._due_after(until).append((refunds, at, _UNTIL))
         answer: Decision = (refunds.states[at] or ())[2]
         return answer
+
+    def _check(self, plan: Plan, cost: int, now: int) -> Decision:
+        """Check limits all of which have a state of their own, as nearly all do."""
+        tables = self._tables
+        try:
+            if len(plan) == 1:
+                (limit,) = plan
+                states, key = tables[limit.space].states, limit.principal
+                before = states[key]
+                after, decision = limit.quota.step(before, cost, now)
+                if after is before:
+                    return decision
+                if states[key] is before:
+                    states[key] = after
+                    return decision
+            else:
+                quotas = [limit.quota for limit in plan]
+                places = [tables[limit.space].states for limit in plan]
+                keys = [limit.principal for limit in plan]
+                found = list(map(getitem, places, keys))
+                made, decision = plans.check(quotas, found, cost, now)
+                if made is found or _replaced(places, keys, found, made):
+                    return decision
+        except KeyError:  # a new key, or one that must be looked for elsewhere
+            pass
+        return self._first(plan, cost, now)
 
     def _first(self, plan: Plan, cost: int, now: int) -> Decision:
         """Check limits some of which may have no state of their own yet."""
@@ -446,17 +498,29 @@ def _filled(places: Sequence[object], quotas: Sequence[Quota], after: States, no
 
 
 def _replaced(
-    tables: Sequence[dict[Principal | int, State]],
-    keys: Sequence[Principal | int],
-    before: list[State],
-    after: list[State],
+    tables: Sequence[dict[Principal | int, State]], keys: Sequence[Principal | int], before: States, after: States
 ) -> bool:
-    """Put the states `after` in the place of those `before`, all or, if one is not there any more, none."""
-    there: list[State] = []
-    done: list[None] = []
-    look, put = map(getitem, tables, keys), map(setitem, tables, keys, after)
+    """Put the states `after` in the place of those `before`, all or, if one is not there any more, none.
+
+    From the last look to the last replacement nothing may run in between: no call, and no loop. Iterators in C loop
+    without one.
+    """
     try:
-        # From here on nothing runs in between: extending a list by what is computed in C calls no code of Python.
+        if len(after) == 2:  # two and three limits are usual; by name takes half as long
+            (t, u), (k, m), (x, y) = tables, keys, before
+            if t[k] is x and u[m] is y:
+                t[k], u[m] = after
+                return True
+            return False
+        if len(after) == 3:
+            (t, u, v), (k, m, n), (x, y, z) = tables, keys, before
+            if t[k] is x and u[m] is y and v[n] is z:
+                t[k], u[m], v[n] = after
+                return True
+            return False
+        there: list[State] = []
+        done: list[None] = []
+        look, put = map(getitem, tables, keys), map(setitem, tables, keys, after)
         there += look
         if there == before:
             done += put
@@ -464,9 +528,6 @@ def _replaced(
     except KeyError:  # void, and dropped
         pass
     return False
-
-
-_CHECKS = PlanChecks(MemoryStore._first, Decision=Decision)  # noqa: SLF001  of the same class
 
 
 class Admissions:
