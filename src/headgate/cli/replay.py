@@ -17,6 +17,7 @@ from headgate.cli.command import NO, OK, Commands, Terminal, add_command, named
 from headgate.cli.rule_files import checked, explained, for_envoy
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
+from headgate.files import replace_file
 from headgate.policy.request import principal_name
 from headgate.replay import chart
 from headgate.replay.logs import AUTO, FORMATS, STDIN
@@ -130,12 +131,9 @@ def _short(names: Sequence[str]) -> list[str]:
 
 def _save(page: str, path: Path) -> None:
     """Write a file in one step: it is there as a whole, or not at all. Raises UsageError."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_text(page, encoding="utf-8")
-        unfinished.replace(path)
+        replace_file(path, page.encode(), durable=False, mode=0o666)  # less what the umask takes away
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise UsageError(f"--html {path}: {error.strerror}") from None
 
 

@@ -30,9 +30,9 @@ from headgate.config.times import length_of
 from headgate.config.yaml_text import Document, resolved
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
+from headgate.files import replace_file
 from headgate.policy.loading import load
 from headgate.policy.model import Ruleset
-from headgate.policy.snapshot import replace_file
 
 if TYPE_CHECKING:
     from headgate.admin.database import Database

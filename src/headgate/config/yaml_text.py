@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 from headgate.config.problems import MOST, Finding, Findings, InvalidRules, Locator, Path, ProblemKind
 from headgate.core.errors import not_installed
 from headgate.core.numbers import short
+from headgate.files import UnreadableFile, content_of
 
 MAX_BYTES: Final = 50_000_000
 MAX_NODES: Final = 5_000_000
@@ -331,15 +332,9 @@ def text_of(path: str | PathLike[str]) -> str:
     """Return the text of a file. Raises InvalidRules if it cannot be read, is too large, or is not UTF-8."""
     name = fspath(path)
     try:
-        with open(path, "rb") as file:  # noqa: PTH123  any path-like
-            raw = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidRules([Finding(f"cannot be read: {reason}", file=name, kind=ProblemKind.FILE)]) from None
-    if len(raw) > MAX_BYTES:
-        message = f"more than {MAX_BYTES:_} bytes: split the file"
-        raise InvalidRules([Finding(message, file=name, kind=ProblemKind.FILE)])
-    return decoded(raw, name)
+        return decoded(content_of(path, MAX_BYTES), name)
+    except UnreadableFile as error:
+        raise InvalidRules([Finding(str(error), file=name, kind=ProblemKind.FILE)]) from None
 
 
 def decoded(raw: bytes, name: str) -> str:

@@ -33,8 +33,10 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
 
 
-def printable(text: str) -> str:
-    """Return text from outside as it may stand in a line: control characters and their like are written out."""
+def printable(text: str, longest: int = 0) -> str:
+    """Return untrusted text as it may stand in a line: control characters are escaped, and what is too long is cut."""
+    if 0 < longest < len(text):
+        text = f"{text[:longest]}... ({len(text)} characters)"
     if text.isprintable():
         return text
     return "".join([each if each.isprintable() else each.encode("unicode_escape").decode() for each in text])

@@ -20,6 +20,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from headgate.core.errors import UsageError, not_installed
+from headgate.files import renewed_file
 from headgate.gateway.bootstrap import CLUSTERS, LISTENERS, ROUTES, bootstrap, version_of
 from headgate.gateway.model import Gateway
 from headgate.gateway.routing import Json
@@ -78,7 +79,7 @@ def validate(whole: Json, folder: Path) -> str:
         folder: where nobody else can read it.
     """
     file = folder / "whole.json"
-    replace_file(file, json.dumps(whole).encode())
+    renewed_file(file, json.dumps(whole).encode(), durable=False)
     command = [program(), "--mode", "validate", "-c", str(file), "--log-level", "error", "--log-format", "%v"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  our own words
     file.unlink()
@@ -279,14 +280,3 @@ class Envoy:
 
 def _fate(code: int) -> str:
     return f"ended with exit code {code}" if code >= 0 else f"died by {signal.Signals(-code).name}"
-
-
-def replace_file(path: Path, content: bytes) -> bool:
-    """Put a file in place in one step, for nobody else to read; says whether its content is another one."""
-    if path.exists() and path.read_bytes() == content:
-        return False
-    new = path.with_name(f".{path.name}.new")
-    new.touch(0o600)
-    new.write_bytes(content)
-    new.rename(path)
-    return True

@@ -30,6 +30,7 @@ from typing import Any, Protocol
 import msgspec
 
 from headgate.core.errors import UsageError
+from headgate.files import renewed_file
 from headgate.gateway.bootstrap import (
     CLUSTERS,
     LISTENERS,
@@ -40,7 +41,7 @@ from headgate.gateway.bootstrap import (
     discovery,
     resources_of,
 )
-from headgate.gateway.envoy import Envoy, replace_file, validate
+from headgate.gateway.envoy import Envoy, validate
 from headgate.gateway.identity import identity_file
 from headgate.gateway.loading import load_gateway
 from headgate.gateway.model import Gateway, GatewayListener
@@ -199,7 +200,7 @@ class RunningGateway:
         for listener in gateway.listeners:
             _check_port(listener)
         for kind in (CLUSTERS, SECRETS, ROUTES, LISTENERS):
-            replace_file(self._file(kind), plan.resources.file(kind))
+            renewed_file(self._file(kind), plan.resources.file(kind), durable=False)
         if gateway.admin:
             sockets = decision_sockets(str(self._folder), gateway.decisions.workers, "http")
             decisions = [] if gateway.decisions.remote else sockets
@@ -266,7 +267,7 @@ class RunningGateway:
 
     async def _put(self, kind: str, content: bytes) -> None:
         """Let Envoy have other resources of one kind."""
-        if replace_file(self._file(kind), content) and not await self._envoy.applied(kind, content):
+        if renewed_file(self._file(kind), content, durable=False) and not await self._envoy.applied(kind, content):
             _LOG.error("Envoy has not taken the new %s; what it had stays in force. Its own log says why", kind)
 
     async def _announce_end(self) -> None:
@@ -348,9 +349,9 @@ class RunningGateway:
 
     def _write_decisions(self, gateway: Gateway) -> bool:
         """Write the files of the decision service; says whether anything is new."""
-        rules = replace_file(self._folder / "rules.yaml", gateway.decisions.rules.encode())
+        rules = renewed_file(self._folder / "rules.yaml", gateway.decisions.rules.encode(), durable=False)
         identity = msgspec.json.encode(identity_file(gateway))
-        return replace_file(self._folder / "identity.yaml", identity) or rules
+        return renewed_file(self._folder / "identity.yaml", identity, durable=False) or rules
 
     def _file(self, kind: str) -> Path:
         return self._folder / f"{kind}.json"

@@ -14,14 +14,14 @@ from headgate.config.problems import Path as Place
 from headgate.config.schema import Form, ListOf, Meaningless, Scalar, Schema
 from headgate.config.times import length
 from headgate.core.quota import SECOND
+from headgate.files import UnreadableFile, content_of
 from headgate.gateway.model import UpstreamEndpoint
 from headgate.policy.paths import normalised
 from headgate.policy.request import InvalidRequest
+from headgate.server.identity.loading import MAX_KEY_FILE
 from headgate.web.errors import InvalidSettings
 from headgate.web.lines import header_name
 
-_LARGEST_FILE = 1_048_576
-"""Bytes of certificates, keys and key sets."""
 _LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _NAME = rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*\.?"
 _HOST_PORT = rf"(?:{_NAME}|\[[0-9A-Fa-f:.]+\]):[0-9]{{1,5}}"
@@ -163,14 +163,10 @@ class Folder:
         """Return what is in a file; None if it cannot be used."""
         file = self.named(name)
         try:
-            with file.open("rb") as opened:
-                raw = opened.read(_LARGEST_FILE + 1)
-            if len(raw) > _LARGEST_FILE:
-                raise ValueError(f"it has more than {_LARGEST_FILE:_} bytes")  # noqa: TRY301  one message for all
-            return raw.decode()
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            self._findings.add(place, f"{shown(str(file))} cannot be read: {why}", kind=ProblemKind.MEANING)
+            return content_of(file, MAX_KEY_FILE).decode()
+        except (UnreadableFile, UnicodeDecodeError) as error:
+            why = error if isinstance(error, UnreadableFile) else f"is not text: {error}"
+            self._findings.add(place, f"{shown(str(file))} {why}", kind=ProblemKind.MEANING)
             return None
 
     def authorities(self, place: Place, name: str) -> str | None:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from hashlib import blake2b
 from heapq import nlargest
 from typing import Any, TextIO
@@ -123,11 +124,8 @@ class TextLines(logging.Formatter):
         return " ".join(parts)
 
 
-def clean(text: str, longest: int = LONGEST_TEXT) -> str:
-    """Return text that is safe in a line: cut, and with an escape for whatever is not printable."""
-    if len(text) > longest:
-        text = f"{text[:longest]}... ({len(text)} characters)"
-    return printable(text)
+clean = partial(printable, longest=LONGEST_TEXT)
+"""Returns text that is safe in a line."""
 
 
 def _quoted(value: object) -> str:

@@ -23,6 +23,7 @@ import msgspec
 
 from headgate.clock import BOUNDS_NS, BUCKETS
 from headgate.core.errors import UsageError
+from headgate.files import replace_file
 from headgate.observe import metrics
 from headgate.observe.hot_keys import HALF_LIFE, HotKey, HotList, merged_lists
 from headgate.observe.metrics import METRICS, NANO, Metric, MetricKind
@@ -95,11 +96,8 @@ class NodeCounters:
         """Show siblings what is hot here."""
         if self._own and self._slots and hot != self._shown:
             self._shown = hot
-            path = _hot_file(self._slots, self._own.number)
-            unfinished = path.with_suffix(".new")
             try:
-                unfinished.write_bytes(_encode(hot))
-                unfinished.replace(path)
+                replace_file(_hot_file(self._slots, self._own.number), _encode(hot), durable=False)
             except OSError as error:  # a full disk must not end what else is done every second
                 _LOG.warning("hot keys of this worker cannot be shown to the others: %s", error)
 
@@ -176,11 +174,8 @@ class Spool(Generic[T]):
         """Leave what a worker has for whoever reads it; nothing is left where too much waits already."""
         if not items or len(list(folder.glob(f"{slot}-*{self._ending}"))) >= MOST_FILES:
             return
-        path = folder / f"{slot}-{time.time_ns()}{self._ending}"
-        unfinished = path.with_suffix(".new")
         try:
-            unfinished.write_bytes(self._encode(items))
-            unfinished.replace(path)
+            replace_file(folder / f"{slot}-{time.time_ns()}{self._ending}", self._encode(items), durable=False)
         except OSError as error:  # a full disk must not end what else is done every second
             _LOG.warning("what a worker counted cannot be handed on: %s", error)
 

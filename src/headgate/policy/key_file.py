@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from headgate.files import renewed_file
 from headgate.live import FileMark, mark_of
-from headgate.policy.snapshot import read_json, replace_file
+from headgate.policy.snapshot import read_json
 
 KEYS, CONSUMERS = "keys.json", "consumers.json"
 CONSUMER_PREFIX = "hgc_"
@@ -37,9 +38,7 @@ _decode = msgspec.json.Decoder(tuple[SharedKey, ...]).decode
 
 def write_keys(folder: Path, keys: Sequence[SharedKey], file: str = KEYS) -> None:
     """Leave in a folder which keys are accepted; a file that has them is left alone. Raises OSError."""
-    path, content = folder / file, msgspec.json.encode(keys)
-    if not path.exists() or path.read_bytes() != content:
-        replace_file(path, content)
+    renewed_file(folder / file, msgspec.json.encode(keys))
 
 
 class KeySource:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from headgate.core.errors import InvalidRule, UsageError
+from headgate.files import replace_file
 from headgate.live import FileMark, mark_of
 from headgate.policy.changing import BodyChange, changed, put
 from headgate.policy.loading import from_data
@@ -281,9 +281,8 @@ _read_following = msgspec.json.Decoder(Following).decode
 
 def write_following(folder: Path, following: Following) -> None:
     """Leave in a folder how following goes. Raises OSError."""
-    new = folder / f"{FOLLOWING}.new"
-    new.write_bytes(msgspec.json.encode(following))  # a power cut may take it: another comes in a moment
-    new.replace(folder / FOLLOWING)
+    content = msgspec.json.encode(following)
+    replace_file(folder / FOLLOWING, content, durable=False)  # a power cut may take it: another comes in a moment
 
 
 def read_following(folder: Path) -> Following:
@@ -302,21 +301,6 @@ def read_json(path: Path, decode: Callable[[bytes], T]) -> T:
         raise InvalidRule(f"{path}: {error.strerror or error}") from None
     except msgspec.MsgspecError as error:
         raise InvalidRule(f"{path}: is damaged: {error}") from None
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that readers find the old one or the new one, and never half of it, even after a power cut."""
-    new = path.with_name(f"{path.name}.new")
-    try:
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123  with a mode
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError:
-        with suppress(OSError):  # half of it would only take the room that there is not
-            new.unlink()
-        raise
 
 
 def data_dir(given: str = "") -> Path:

@@ -18,6 +18,7 @@ from headgate.config.problems import Finding, Findings, InvalidRules, ProblemKin
 from headgate.config.problems import Path as Place
 from headgate.config.schema import DIALECT, Field, ListOf, MapOf, Record, Scalar, Schema
 from headgate.config.yaml_text import Document, text_of
+from headgate.files import UnreadableFile, content_of
 from headgate.server.clients import LOOPBACK
 from headgate.web.address import MAX_HOPS, AddressReader
 from headgate.web.apikey import NO_KEYS, ApiKeys, Holder
@@ -30,7 +31,7 @@ from headgate.web.lines import header_name
 T = TypeVar("T")
 FORWARDED_FOR = "x-forwarded-for"
 _USER = {"user": "sub"}
-_MAX_KEY_FILE = 1_048_576
+MAX_KEY_FILE = 1_048_576
 """Bytes of a file with the keys of an issuer."""
 _DIGEST = Scalar(
     {"type": "string", "pattern": "^[0-9A-Fa-f]{64}$"},
@@ -359,11 +360,6 @@ def keys_from_pem(path: Path, algorithms: Sequence[str]) -> tuple[VerificationKe
 
 def _content(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_KEY_FILE + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidSettings(f"{path} cannot be read: {reason}") from None
-    if len(raw) > _MAX_KEY_FILE:
-        raise InvalidSettings(f"{path} has more than {_MAX_KEY_FILE:_} bytes")
-    return raw
+        return content_of(path, MAX_KEY_FILE)
+    except UnreadableFile as error:
+        raise InvalidSettings(f"{path} {error}") from None
