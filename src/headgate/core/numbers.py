@@ -36,7 +36,8 @@ def short(value: object) -> str:
 def printable(text: str, longest: int = 0) -> str:
     """Return untrusted text as it may stand in a line: control characters are escaped, and what is too long is cut."""
     if 0 < longest < len(text):
-        text = f"{text[:longest]}... ({len(text)} characters)"
+        end = f"... ({len(text)} characters)"
+        text = text[: longest - len(end)] + end
     if text.isprintable():
         return text
     return "".join([each if each.isprintable() else each.encode("unicode_escape").decode() for each in text])

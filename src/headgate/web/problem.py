@@ -36,7 +36,7 @@ QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded
 REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 LONGEST = 1000
 """The most characters of a text in a body."""
-_plain = partial(printable, longest=LONGEST)
+plain = partial(printable, longest=LONGEST)
 _TOO_MANY_REQUESTS, _SERVICE_UNAVAILABLE = 429, 503
 _STATES = {state: state.encode() for state in Pressure}
 
@@ -72,7 +72,7 @@ class LimitTexts(msgspec.Struct, frozen=True, gc=False):
 
 def prepare(name: str, quota: Quota) -> LimitTexts:
     """Return what bodies about a limit have in common."""
-    name = _plain(name)
+    name = plain(name)
     policy, detail = _json(name), _json(f"{name} allows {quota}. Retry in ").removesuffix(b'"')
     capacity = b"%d" % quota.capacity
     escaped = policy.replace(b"%", b"%%")
@@ -85,7 +85,7 @@ def prepare(name: str, quota: Quota) -> LimitTexts:
 def exceeded(decision: Decision, limits: Sequence[LimitTexts], instance: str = "") -> bytes:
     """Return the body of a refused decision, 429; `limits` are those of it, prepared."""
     wait, left = b"%d" % (-(-decision.retry_after_us // SECOND) or 1), b"%d" % decision.remaining
-    told = b',"instance":' + _json(_plain(instance)) if instance else b""
+    told = b',"instance":' + _json(plain(instance)) if instance else b""
     degraded = b',"degraded":' + _json(decision.degraded) if decision.degraded else b""
     if not decision.parts and not decision.allowed:
         reset = b"%d" % -(-decision.reset_after_us // SECOND)
@@ -107,7 +107,7 @@ def reworded(document: bytes, status: int, message: str) -> bytes:
     if status == _TOO_MANY_REQUESTS and not message:
         return document
     usual, opening, rest = document.partition(_TYPE)
-    detail = _json(_plain(message)) if message else usual.partition(_DETAIL)[2]
+    detail = _json(plain(message)) if message else usual.partition(_DETAIL)[2]
     return b'{"status":%d,"title":"Quota Exceeded"%b%b%b%b' % (status, _DETAIL, detail, opening, rest)
 
 
@@ -121,7 +121,7 @@ def reduced(decision: Decision, limits: Sequence[LimitTexts], instance: str = ""
             "Temporary Reduced Capacity",
             f"The service cannot count requests at the moment. Retry in {seconds} s.",
             REDUCED_CAPACITY,
-            _plain(instance),
+            plain(instance),
             tuple(names),
             seconds,
             decision.degraded,
@@ -146,8 +146,8 @@ def bad_request(
 
     Where is a JSON pointer, or the name of a header or parameter. The code, if any, is for programs.
     """
-    faults = tuple([_Fault(_plain(pointer), _plain(what)) for pointer, what in errors])
-    told = _Document(400, "Bad Request", _plain(detail), instance=_plain(instance), errors=faults, code=code)
+    faults = tuple([_Fault(plain(pointer), plain(what)) for pointer, what in errors])
+    told = _Document(400, "Bad Request", plain(detail), instance=plain(instance), errors=faults, code=code)
     return ProblemDocument(400, _json(told))
 
 
@@ -156,7 +156,7 @@ def of_status(
 ) -> ProblemDocument:
     """Describe any other problem, which its HTTP status says all about."""
     phrase = HTTPStatus(status).phrase
-    told = _Document(status, phrase, _plain(detail), instance=_plain(instance), conflicts=tuple(conflicts))
+    told = _Document(status, phrase, plain(detail), instance=plain(instance), conflicts=tuple(conflicts))
     return ProblemDocument(status, _json(told))
 
 
