@@ -36,7 +36,7 @@ def test_the_request_to_try_is_the_one_that_is_printed() -> None:
 
 
 def test_the_deadline_of_the_store_is_the_one_that_it_has() -> None:
-    assert f"if it is not told otherwise | {RLS_SECONDS * 1000:g} ms |" in PAGE
+    assert f"by default | {RLS_SECONDS * 1000:g} ms |" in PAGE
     assert f"gRPC without a deadline | {API_SECONDS * 1000:g} ms |" in PAGE
     assert f"at least {RLS_SECONDS * 1000:g} ms, at most {STORE_SECONDS:g} s" in PAGE
     assert LONGEST_MS == STORE_SECONDS * 1000

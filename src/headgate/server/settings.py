@@ -88,7 +88,7 @@ class Settings:
         is_secret=True,
     )
     on_store_failure: str = _option(
-        Mode.LOCAL, "MODE", f"while the store is away, where a rule does not say: {', '.join(Mode)}", Mode
+        Mode.LOCAL, "MODE", f"while the store is unavailable, where a rule does not say: {', '.join(Mode)}", Mode
     )
     cache_peeks: float = _option(0.05, "SECONDS", "for which the answer to a peek is repeated; 0 for never")
     cache_denials: float = _option(
