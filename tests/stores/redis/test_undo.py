@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -249,6 +248,14 @@ def test_every_limit_of_a_plan_is_undone(script: Script) -> None:
     assert [part.remaining for part in undone.limits] == [3] * 6
 
 
+def state_after(checks: list[tuple[Plan, int, int]]) -> State:
+    """Return the state of a limit after checks of it, each by its plan, cost and time."""
+    state: State = None
+    for plan, cost, when in checks:
+        state, _ = plan[0].quota.step(state, cost, when)
+    return state
+
+
 @settings(max_examples=100)
 @given(
     ANY,
@@ -271,7 +278,7 @@ def test_an_attempt_that_is_undone_is_as_if_never_made(
         other = Family(name, [replace(quota, limit=quota.limit + 7)]).plan("user")  # of another tier
     except InvalidQuota:
         other = plan
-    now, history, undone = START, list[tuple[Plan, int, int]](), list[tuple[Plan, int, int]]()
+    now, history, undone, gone = START, list[tuple[Plan, int, int]](), list[tuple[Plan, int, int]](), set[int]()
     if quota.limit and script.check(other, 1, now):
         history.append((other, 1, now))
     for gap, cost, is_attempt, is_refused, is_other in asked:
@@ -284,12 +291,11 @@ def test_an_attempt_that_is_undone_is_as_if_never_made(
     chance.shuffle(undone)
     for made in undone:
         script.undo(*made, now)
-        history[history.index(made)] = ((), *made[1:])
-        while history and not history[-1][0]:
-            history.pop()
-    state: State = None
-    for limits, cost, when in history if quota.queue else filter(operator.itemgetter(0), history):
-        state, _ = (limits or plan)[0].quota.step(state, cost, when)
+        alike = [at for at, each in enumerate(history) if each == made and at not in gone]
+        gone.add(alike[0 if quota.queue else -1])
+    while len(history) - 1 in gone:
+        history.pop()
+    state = state_after([each for at, each in enumerate(history) if quota.queue or at not in gone])
     for later in (now, now + SECOND // 3):
         assert script.peek(plan, later) == decide(Call(Verb.PEEK, plan), [state], later)[1]
 
@@ -327,6 +333,54 @@ def test_attempts_of_different_tiers_at_one_key_are_undone(script: Script, quota
     for plan, cost, when in ((gold, 1, START + 2), (silver, 2, START + 1), (gold, 1, START)):
         script.undo(plan, cost, when, START + 3)
     assert script.peek(silver, START + 3).remaining == quota.capacity
+
+
+@pytest.mark.parametrize("quota", [quota for quota in QUOTAS if not quota.queue], ids=str)
+def test_of_equal_attempts_of_one_moment_the_last_is_undone(script: Script, quota: Quota) -> None:
+    """What another tier admitted between them stays before it, so everything comes back as it was used."""
+    name = next(names)
+    gold = Family(name, [replace(quota, limit=9)]).plan("user")
+    silver = Family(name, [quota]).plan("user")
+    script.attempt(silver, 1, START)
+    script.check(gold, 1, START)
+    before = script.peek(silver, START)
+    script.attempt(silver, 1, START)
+    assert script.undo(silver, 1, START, START) == before
+
+
+@pytest.mark.parametrize("quota", QUOTAS, ids=str)
+def test_an_attempt_is_undone_after_more_checks_than_the_journal_keeps(script: Script, quota: Quota) -> None:
+    """A queue keeps it, for others have their turns behind it."""
+    plan = family(replace(quota, limit=400)).plan("user")
+    script.check(plan, 1, START)
+    for number in range(200):
+        script.attempt(plan, 1 + number % 2, START + 1)
+    for number in range(200):
+        script.undo(plan, 1 + number % 2, START + 1, START + 2)
+    left = script.peek(plan, START + 2).remaining
+    assert left == 399 + quota.burst or (quota.queue and left >= 99)
+
+
+@pytest.mark.parametrize("quota", QUOTAS, ids=str)
+def test_however_many_checks_are_in_between_never_is_more_left_than_without_the_attempts(
+    script: Script, quota: Quota
+) -> None:
+    chance, window = random.Random(str(quota)), quota.window_us
+    name = next(names)
+    tiers = [Family(name, [replace(quota, limit=limit)]).plan("user") for limit in (300, 200)]
+    now, kept, undone = START, list[tuple[Plan, int, int]](), list[tuple[Plan, int, int]]()
+    for _ in range(150):
+        now += chance.choice([0, 1, window // 400, window // 100])
+        made = (chance.choice(tiers[: 1 + chance.randrange(2)]), chance.randint(1, 2), now)
+        if script.attempt(*made):
+            (undone if chance.random() < 0.7 else kept).append(made)
+    chance.shuffle(undone)
+    for made in undone:
+        script.undo(*made, now)
+    for later in (now, now + window // 3, now + window):
+        for plan in tiers:
+            without = decide(Call(Verb.PEEK, plan), [state_after(kept)], later)[1]
+            assert script.peek(plan, later).remaining <= without.remaining
 
 
 def test_of_many_quotas_at_one_key_the_journal_keeps_the_last(script: Script, server: RedisServer) -> None:

@@ -8,11 +8,14 @@ No script reaches more than one slot, so such a plan is not atomic, but what it 
   other requests were admitted or refused in between, by the same limit.
 * It may refuse too much for a moment: until the cost of a request that is refused later is undone, others find that
   much less.
-* What cannot be undone stays taken until it expires. That is so if in the meantime the key was refunded or reset, or
-  has admitted more than 64 other requests or requests under 8 other limits; if more than 2 seconds went by; if the
-  server is gone or its clock fell back; if the caller was cancelled. In a queue it stays while there are others
-  behind it, who were told to wait for it; requests of one cost in one microsecond are not told apart. A request that
-  a copy with the same idempotency key goes by is undone with the last of them.
+* After more than 64 other admissions of the key, or admissions under 8 other limits, what surely still counts is
+  returned, as for a charge that is refunded: what may have come back meanwhile stays taken until it expires, and so
+  does what a bucket took under another limit than the one in force then.
+* What cannot be undone stays taken until it expires. That is so if in the meantime the key was refunded or reset; if
+  more than 2 seconds went by; if the server is gone or its clock fell back; if the caller was cancelled. In a queue it
+  stays while there are others behind it, who were told to wait for it. Requests of one cost in one microsecond are not
+  told apart: the last of them is undone, in a queue the first. A request that a copy with the same idempotency key
+  goes by is undone with the last of them.
 * If a shard does not answer, nothing is admitted and the error says so; what was taken before is undone. Of that shard
   itself it is not known whether it took the cost, so there it stays. A refusal by a shard that answers stands, whatever
   the others do.

@@ -86,25 +86,27 @@ local function decider()
 
   -- The journal of a key that holds a string follows the state. It has the checks of the last two seconds and what was
   -- there before them, so that any of them can be undone: by making the others again, each by the quota that it was made
-  -- by. Its parts: the number of those quotas, a byte; whether anything was there before, a byte; that state; the quotas
+  -- by. Its parts: the number of those quotas, a byte; whether anything was there before, a byte; when the journal began,
+  -- and when the last check was made that became part of the state before, 0 for none, doubles; that state; the quotas
   -- as they came; and of each check the time, a double, the cost, four bytes, and which of the quotas, a byte. A cost
   -- below zero was undone, but others queue behind it, who were told to wait for it. What else changes the state ends
   -- the journal.
   local ENTRY, KEPT_US, LONGEST, MOST_QUOTAS = 13, 2000000, 64 * 13, 8
 
-  -- The state before the checks of a journal, those checks, and their quotas; nil if there is none.
+  -- The state before the checks of a journal, those checks, their quotas, and the two times; nil if there is none.
   local function journal_of(size, held)
     if not held or #held == size then return end
     local count, based = held:byte(size + 1, size + 2)
     if count == 0 then return end
-    local first = size + 3 + based * size
+    local begun, folded = unpack_from('<dd', held, size + 3)
+    local first = size + 19 + based * size
     local quotas, at = {}, first
     for place = 1, count do
       local from = at
       quotas[place], at = quota_at(held, at)
       quotas[place].text = held:sub(from, at - 1)
     end
-    return based == 1 and held:sub(size + 3, first - 1), held:sub(at), quotas
+    return based == 1 and held:sub(size + 19, first - 1), held:sub(at), quotas, begun, folded
   end
 
   local function place_of(quota, quotas)
@@ -123,52 +125,70 @@ local function decider()
     return state
   end
 
-  local function joined(state, base, checks, quotas)
-    if checks == '' then return state end
+  local function joined(state, base, checks, quotas, begun, folded)
+    if checks == '' and now - folded >= KEPT_US then return state end
     local texts = {}
     for place = 1, #quotas do texts[place] = quotas[place].text end
-    return state .. pack('<BB', #quotas, base and 1 or 0) .. (base or '') .. concat(texts) .. checks
+    return state .. pack('<BBdd', #quotas, base and 1 or 0, begun, folded) .. (base or '') .. concat(texts) .. checks
   end
 
   -- The state after a check, with its journal if that check, or a recent one before it, may be undone.
   local function noted(quota, held, state, cost, undoable)
-    local base, checks, quotas = journal_of(quota.size, held)
-    local place = checks and place_of(quota, quotas)
-    if not checks or (not place and #quotas == MOST_QUOTAS) then
-      base, checks, quotas = held and held:sub(1, quota.size), '', {}
+    local base, checks, quotas, begun, folded = journal_of(quota.size, held)
+    if not checks then
+      if not undoable then return state end
+      base, checks, quotas, begun, folded = held and held:sub(1, quota.size), '', {}, now, 0
     end
-    local old = 0
+    local place, old = place_of(quota, quotas), 0
+    local most = (place or #quotas < MOST_QUOTAS) and LONGEST or 0
     while old < #checks do
-      local age = now - unpack_from('<d', checks, old + 1)
-      if #checks - old < LONGEST and age < KEPT_US then break end
-      old = old + ENTRY
+      local when = unpack_from('<d', checks, old + 1)
+      if #checks - old < most and now - when < KEPT_US then break end
+      old, folded = old + ENTRY, when
     end
     base, checks = replayed(base, checks, quotas, old), checks:sub(old + 1)
     if checks == '' then
-      if not undoable then return state end
+      if not undoable and now - folded >= KEPT_US then return state end
       quotas, place = {}, nil
     end
     if not place then
       place = #quotas + 1
       quotas[place] = quota
     end
-    return joined(state, base, checks .. pack('<di4B', now, cost, place), quotas)
+    return joined(state, base, checks .. pack('<di4B', now, cost, place), quotas, begun, folded)
   end
 
-  -- What a key holds once a check is undone; what it holds now if the journal does not have that check.
-  local function undone(quota, held, cost, since)
-    local base, checks, quotas = journal_of(quota.size, held)
-    local place = checks and place_of(quota, quotas)
-    for at = 1, place and #checks or 0, ENTRY do
+  -- Where in a journal a check is that is to be undone: the last of those that are alike. In a queue it is the first of
+  -- them, as each was told its turn, and so it stays until the others are undone as well.
+  local function entry_of(quota, checks, place, cost, since)
+    local found
+    for at = 1, #checks, ENTRY do
       local when, units, made_by = unpack_from('<di4B', checks, at)
       if when == since and units == cost and made_by == place then
-        local instead = quota.queue and pack('<di4B', since, -cost, place) or ''
-        checks = checks:sub(1, at - 1) .. instead .. checks:sub(at + ENTRY)
-        while checks ~= '' and unpack_from('<i4', checks, #checks - 4) < 0 do checks = checks:sub(1, -1 - ENTRY) end
-        return joined(replayed(base, checks, quotas, #checks), base, checks, quotas)
+        found = at
+        if quota.queue then return found end
       end
     end
-    return held
+    return found
+  end
+
+  -- What a key holds once a check is undone; what it holds now if the journal does not know that check. If it knows only
+  -- that it was made, then what surely still counted of it when the others began is taken back.
+  local function undone(quota, held, cost, since, key)
+    local base, checks, quotas, begun, folded = journal_of(quota.size, held)
+    if not checks then return held end
+    local place = place_of(quota, quotas)
+    local at = place and entry_of(quota, checks, place, cost, since)
+    if at then
+      local instead = quota.queue and pack('<di4B', since, -cost, place) or ''
+      checks = checks:sub(1, at - 1) .. instead .. checks:sub(at + ENTRY)
+      while checks ~= '' and unpack_from('<i4', checks, #checks - 4) < 0 do checks = checks:sub(1, -1 - ENTRY) end
+    elseif begun <= since and since <= folded and folded <= now then
+      base = quota.step(base, quota, -cost, folded, key, since)
+    else
+      return held
+    end
+    return joined(replayed(base, checks, quotas, #checks), base, checks, quotas, begun, folded)
   end
 
   local function ask(plan, index, units, key, since)
@@ -217,7 +237,7 @@ local function decider()
             before[index] = held
           end
         else
-          before[index] = undone(quota, held, plan.cost, plan.since)
+          before[index] = undone(quota, held, plan.cost, plan.since, key)
         end
         look(plan, index, key)
         if held and not before[index] then call('DEL', key) end
