@@ -170,6 +170,7 @@ class TestTheAnswer:
         _, decision = checked(plan_of(Quota(2, MINUTE), slow, fast), 1, 1)
         assert [part.delay_us for part in decision.parts] == [0, 250_000, 500_000]
         assert decision.delay_us == 500_000
+        assert combine(decision.limits) == decision
         assert decision.quota == Quota(2, MINUTE)
 
     def test_a_refusal_has_no_delay(self) -> None:
@@ -259,6 +260,12 @@ class TestCombine:
 
     def test_no_limits_admit(self) -> None:
         assert combine(()).allowed
+        assert checked((), 1) == ([], combine(()))
+
+    def test_names_why_the_store_did_not_decide_the_first_limit_that_it_did_not(self) -> None:
+        _, own = checked(plan_of(Quota(9, SECOND)), 1)
+        others = [msgspec.structs.replace(own, degraded=reason) for reason in ("unknown", "storage_unavailable")]
+        assert combine([own, *others]).degraded == "unknown"
 
     def test_a_refusal_without_a_wait_is_still_one(self) -> None:
         _, decision = checked(plan_of(Quota(9, SECOND)), 1)

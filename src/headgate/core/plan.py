@@ -5,9 +5,8 @@ This file is what a store runs atomically. It is pure: states in, states and an 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from enum import Enum
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +21,6 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 
 MAX_COST = 100_000
-_NOTHING: Mapping[int, tuple[State, Decision]] = MappingProxyType({})
 
 
 class Limit(msgspec.Struct, frozen=True, gc=False):
@@ -231,28 +229,17 @@ def check(quotas: Sequence[Quota], states: States, cost: int, now: int) -> tuple
     return after, _joint(parts, index)
 
 
-def look(
-    quotas: Sequence[Quota],
-    states: States,
-    cost: int,
-    now: int,
-    refusals: Mapping[int, tuple[State, Decision]] = _NOTHING,
-) -> tuple[States, Decision]:
+def look(quotas: Sequence[Quota], states: States, cost: int, now: int) -> tuple[States, Decision]:
     """Ask every limit what it has now, and whether it would admit `cost`; nothing is taken.
 
-    The refusals of some limits (their states and decisions by index) may be known already. The states that come back
-    are as in `check`.
+    The states that come back are as in `check`.
     """
     after, parts = states, []
     for place, quota in enumerate(quotas):
-        if place in refusals:
-            state, part = refusals[place]
+        _, part = quota.step(states[place], 0, now)
+        if part.remaining < cost:
+            state, part = quota.step(states[place], cost, now)
             after = _mended(after, place, state)
-        else:
-            _, part = quota.step(states[place], 0, now)
-            if part.remaining < cost:
-                state, part = quota.step(states[place], cost, now)
-                after = _mended(after, place, state)
         parts.append(part)
     return after, combine(parts)
 

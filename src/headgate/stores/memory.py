@@ -20,13 +20,13 @@ Memory is bounded:
 
 The lock keeps other threads out, but not a signal handler or a ``__del__`` that makes a call in the middle of one, on
 the same thread (see `headgate.locks`). So a call reads, decides, and then, where nothing can run in between, makes sure
-that what it read is still there and replaces it (see `headgate.stores.unrolled`). Otherwise it decides again.
+that what it read is still there and replaces it (see `_replaced`). Otherwise it decides again.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from operator import getitem, setitem
 from time import time_ns
@@ -453,15 +453,25 @@ def _decide_shared(call: Call, found: list[_Found], before: States, now: int) ->
     shared = [each[0].shared for each in found]
     if call.verb is Verb.RESET:  # what keys share is not forgotten for one of them
         left = [state if is_shared else None for state, is_shared in zip(before, shared, strict=True)]
-        return left, plans.look(quotas, left, call.cost, now, refusals)[1]
+        return left, _refused(plans.look(quotas, left, call.cost, now), refusals)[1]
     if call.verb is Verb.REFUND and any(shared):  # nor given back
-        return before, plans.look(quotas, before, 1, now, refusals)[1]
+        return before, _refused(plans.look(quotas, before, 1, now), refusals)[1]
     if refusals:
-        return plans.look(quotas, before, call.cost, now, refusals)
+        return _refused(plans.look(quotas, before, call.cost, now), refusals)
     after, decision = plans.decide(call, before, now)
     if decision.taken and len(set(places)) < len(places):
         after = _filled(places, quotas, after, now)
     return after, decision
+
+
+def _refused(
+    looked_at: tuple[States, Decision], refusals: Mapping[int, tuple[State, Decision]]
+) -> tuple[States, Decision]:
+    """Put the refusals of some limits (their states and decisions, by index) in the place of what those said."""
+    states, parts = list(looked_at[0]), list(looked_at[1].limits)
+    for index, (state, refusal) in refusals.items():
+        states[index], parts[index] = state, refusal
+    return states, plans.combine(parts)
 
 
 def _occupied(found: _Found, quota: Quota, now: int, *, crowded: bool = False) -> tuple[_Found, State, Decision] | None:
