@@ -197,6 +197,21 @@ def test_bursts_are_decided_once_by_the_node_that_answers_while_another_hangs(ru
                 asyncio.run(run([f"{scheme}://127.0.0.1:{port}" for port in ports], second, left))
 
 
+@TRANSPORTS
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_slow_node_is_asked_again_where_no_other_can_be_reached(scheme: str, place: int) -> None:
+    with listening(RULES) as found, proxy(port_of(found, scheme)) as slow, ThreadPoolExecutor(1) as thread:
+        slow.open.clear()
+        ports = [free_port()]
+        ports.insert(place, slow.port)
+        with Client(*[f"{scheme}://127.0.0.1:{port}" for port in ports], timeout=6) as client:
+            asked = thread.submit(client.check, ORDER)
+            assert not wait([asked], 3).done, "the slow node did not answer in a third of the time, and has the rest"
+            slow.open.set()
+            ruling = asked.result(SECONDS)
+            assert (ruling.degraded, remaining(ruling)) == ("", 999)
+
+
 @pytest.fixture(params=["http", "grpc"])
 def away(request: pytest.FixtureRequest) -> Iterator[Callable[..., Client]]:
     """Makes clients of a service that goes away once they have its rules."""

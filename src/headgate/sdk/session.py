@@ -280,6 +280,7 @@ class Session:
     async def _asked(self, node: ServiceNode | None, waiting: list[OpenQuestion], send: Send) -> None:
         """Ask one node, and others if that one does not answer; all who wait are told."""
         tried: list[ServiceNode] = []
+        silent: list[ServiceNode] = []
         told: Any = _NOT_AWAITED
         try:
             while node is not None and waiting:
@@ -287,10 +288,12 @@ class Session:
                 if not isinstance(told, Unanswered):
                     break
                 tried.append(node)
+                if told.reason is Reason.OUTCOME_UNKNOWN:
+                    silent.append(node)
                 waiting = self._to_ask_again(waiting, told)
                 node = self._next_node(tried)
-                if node is None and len(tried) == 1 and told.reason is Reason.OUTCOME_UNKNOWN:
-                    node = self._next_node(())  # the connection may have been lost, not the node
+                if node is None and silent and len(tried) < ATTEMPTS:
+                    node = silent.pop(0)  # it is slow, or only its connection was lost, and no other answers
         finally:
             outcomes = told if isinstance(told, list) else [told] * len(waiting)
             for each, outcome in zip(waiting, outcomes, strict=True):
