@@ -416,11 +416,13 @@ class TestRules:
             ({"limt": 1, "window": "1s"}, "/limt", "Did you mean 'limit'?"),
             ({"limit": 1, "window": "1s", "replaces": ["nobody"]}, "/replaces/0", "there is no rule 'nobody'"),
             ({"limit": 1, "window": "1s", "endpoint": "no path"}, "/endpoint", "path"),
+            ({"limit": 1, "window": "1s", "odd key": 1}, "/odd key", "a rule has no 'odd key'"),
             ({}, "", "needs a quota"),
         ],
     )
     def test_what_is_wrong_is_said_with_its_place(self, sqlite: str, body: Any, pointer: str, said: str) -> None:
         async def work(admin: Admin) -> None:
+            assert (await admin.ask("PUT", "/api/v1/rules/new", body, if_match='"7"')).status_code == 412
             answer = await admin.ask("PUT", "/api/v1/rules/new", body)
             assert answer.status_code == 400
             found = {error["pointer"]: error["detail"] for error in answer.json()["errors"]}

@@ -19,7 +19,7 @@ from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database, DatabaseError
 from headgate.admin.follower import Follower, nodes_of
 from headgate.admin.objects import ObjectKind, Operation
-from headgate.policy.snapshot import SnapshotReader
+from headgate.policy.snapshot import Changes, SnapshotReader
 from tests.postgres import PostgresServer
 
 ME = Actor("me")
@@ -70,6 +70,30 @@ def test_changes_reach_the_files(url: str, tmp_path: Path) -> None:
             (node,) = await nodes_of(catalog.database, time.time_ns() // 1000)
             assert node.error == ""
 
+    asyncio.run(main())
+
+
+def test_a_change_is_checked_once_in_the_service_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    about = Catalog.about
+
+    async def noted(self: Catalog, given: Changes) -> dict[str, Any]:
+        asked.append(given.revision)
+        return await about(self, given)
+
+    async def main() -> None:
+        url = f"sqlite:///{tmp_path}/headgate.db"
+        async with followed(url, tmp_path) as (catalog, _):
+            other = Catalog(await Database.open(url))
+            await catalog.apply(DOCUMENT, ME)
+            await comes(tmp_path, 1)
+            for revision, (by, quota) in enumerate([(catalog, "9/m"), (other, "8/m"), (catalog, "7/m")], 2):
+                await by.change([Operation(ObjectKind.RULE, "a", {"quota": quota})], ME)
+                await comes(tmp_path, revision)
+            assert asked == [3]
+            await other.database.close()
+
+    monkeypatch.setattr(Catalog, "about", noted)
     asyncio.run(main())
 
 

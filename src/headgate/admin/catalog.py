@@ -12,10 +12,12 @@ the version that it is to replace.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin.audit import Actor
 from headgate.admin.database import Database
@@ -79,6 +81,8 @@ class Catalog:
 
     def __init__(self, database: Database, clock: Callable[[], int] = epoch_us) -> None:
         self.database, self._now = database, clock
+        self._checked = 0, 0
+        """Revisions that this catalog made, one after the other: those after the first, up to the second."""
 
     @property
     def source(self) -> str:
@@ -159,6 +163,22 @@ class Catalog:
         async with self.database.reading() as connection:
             return await uses_of(connection, kind, {name}, self._now())
 
+    def has_checked(self, after: int, until: int) -> bool:
+        """Whether all changes from one revision to another were made here, so that they have been checked."""
+        first, last = self._checked
+        return first <= after and until == last
+
+    @asynccontextmanager
+    async def _changing(
+        self, actor: Actor, *, dry_run: bool = False
+    ) -> AsyncIterator[tuple[AsyncConnection, Transaction]]:
+        async with self.database.exclusively(dry_run=dry_run) as connection:
+            transaction = Transaction(connection, actor, self._now(), dry_run=dry_run)
+            yield connection, transaction
+        if made := transaction.made:
+            first, last = self._checked
+            self._checked = (first if made == last + 1 else made - 1), made
+
     async def change(self, operations: Sequence[Operation], actor: Actor, *, dry_run: bool = False) -> Changed:
         """Do all of `operations`, or none.
 
@@ -173,8 +193,8 @@ class Catalog:
             UnknownObject: what is to be deleted does not exist.
             DatabaseError: the database could not do it. Nothing is changed then.
         """
-        async with self.database.exclusively(dry_run=dry_run) as connection:
-            return await Transaction(connection, actor, self._now(), dry_run=dry_run).run(operations)
+        async with self._changing(actor, dry_run=dry_run) as (_, transaction):
+            return await transaction.run(operations)
 
     async def delete(
         self, kind: ObjectKind, name: str, actor: Actor, expected: int | None = None, *, drop: bool = False
@@ -183,7 +203,7 @@ class Catalog:
 
         Raises InUse if something else uses it; else as `change` does.
         """
-        async with self.database.exclusively() as connection:
+        async with self._changing(actor) as (connection, transaction):
             found = (await stored_of(connection, kind, [name])).get(name)
             check_version(f"{kind} {name!r:.200}", expected, found.version if found else 0)
             uses = await uses_of(connection, kind, {name}, self._now())
@@ -193,7 +213,7 @@ class Catalog:
                 raise InUse(f"{kind} {name!r:.200}", uses, hint)
             gone = {"rules" if kind is ObjectKind.RULE else "of_tiers": {name}}
             used = await without_uses(connection, dropped.get(USERS, ()), dropped.get(TIERS, ()), **gone)
-            return await Transaction(connection, actor, self._now()).run([Operation(kind, name, None), *used])
+            return await transaction.run([Operation(kind, name, None), *used])
 
     async def end_overrides(self) -> None:
         """Take away overrides that have ended. Raises as `change` does."""
@@ -201,9 +221,8 @@ class Catalog:
         async with self.database.reading() as connection:
             if (await connection.execute(ended)).first() is None:
                 return
-        async with self.database.exclusively() as connection:
-            operations = await ended_overrides(connection, self._now())
-            await Transaction(connection, _CLEAN_UP, self._now()).run(operations)
+        async with self._changing(_CLEAN_UP) as (connection, transaction):
+            await transaction.run(await ended_overrides(connection, self._now()))
 
     async def edit(
         self,
@@ -217,12 +236,12 @@ class Catalog:
 
         `revised` gets and returns None for what does not exist; `expected` and errors are those of `change`.
         """
-        async with self.database.exclusively() as connection:
+        async with self._changing(actor) as (connection, transaction):
             before = (await stored_of(connection, kind, [name])).get(name)
             check_version(f"{kind} {name!r:.200}", expected, before.version if before else 0)
             body = revised(before)
             if body is not None or before is not None:
-                await Transaction(connection, actor, self._now()).run([Operation(kind, name, body)])
+                await transaction.run([Operation(kind, name, body)])
             after = (await stored_of(connection, kind, [name])).get(name)
             return Edited(before, after, await revision_number(connection))
 
@@ -246,7 +265,7 @@ class Catalog:
         ruleset: Ruleset | None
         ruleset = wanted if isinstance(wanted, Ruleset) else await asyncio.to_thread(from_data, wanted)
         document = await asyncio.to_thread(to_data, ruleset)
-        async with self.database.exclusively(dry_run=dry_run) as connection:
+        async with self._changing(actor, dry_run=dry_run) as (connection, transaction):
             number = await revision_number(connection)
             if only_first and number:
                 return Changed(number, ())
@@ -260,7 +279,6 @@ class Catalog:
                 ruleset = ruleset if whole == document else None  # else it is not known whether all goes together
                 document = whole
             operations = await asyncio.to_thread(operations_between, present, document)
-            transaction = Transaction(connection, actor, self._now(), dry_run=dry_run)
             return await transaction.run(operations, list(bodies_of(document, ObjectKind.RULE)), ruleset)
 
     async def roll_back(
@@ -287,8 +305,7 @@ class Catalog:
         Raises as `headgate.admin.revisions.undoing` and `change` do.
         """
         reason = f"undo of revision {number}" + (f": {actor.reason}" if actor.reason else "")
-        async with self.database.exclusively(dry_run=dry_run) as connection:
+        async with self._changing(actor._replace(reason=reason), dry_run=dry_run) as (connection, transaction):
             check_version("what is in force", expected, await revision_number(connection))
             operations, order = await undoing(connection, number, self._now(), force=force)
-            transaction = Transaction(connection, actor._replace(reason=reason), self._now(), dry_run=dry_run)
             return await transaction.run(operations, order)

@@ -165,7 +165,8 @@ class Follower:
             await self._take(await self._catalog.document())
             return
         if changes.revision != self.revision:
-            await self._check(changes.revision, await self._catalog.about(changes))
+            if not self._catalog.has_checked(self.revision, changes.revision):
+                await self._check(changes.revision, await self._catalog.about(changes))
             if not await asyncio.to_thread(lambda: self._writer.append(changes) or self._writer.compact(changes)):
                 await self._take(await self._catalog.document())
                 return

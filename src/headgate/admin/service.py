@@ -6,6 +6,7 @@ that would change them is refused, and the refusal names the file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +28,7 @@ from headgate.config.problems import InvalidRules, render
 from headgate.config.times import moment_text
 from headgate.core.errors import UsageError
 from headgate.engine import AsyncEngine
-from headgate.policy.loading import rule_from_data, user_from_data
+from headgate.policy.loading import user_from_data
 
 _NOTHING_SPECIAL: tuple[tuple[str, Any], ...] = (("tier", ""), ("overrides", {}))
 SORTS = ("position", "id", "updated_at", "-id", "-updated_at")
@@ -94,7 +95,6 @@ class AdminService:
         if kind is ObjectKind.RULE:
             named = isinstance(body, dict) and not {"id", "rule_id"} & body.keys()
             body = {"id": name, **body} if named else body
-            rule_from_data(body)
         if body is None:
             raise UsageError(f"null is not a {kind}; DELETE is what deletes one")
         if kind is ObjectKind.SETTING and name == DEFAULT_TIER and isinstance(body, str):
@@ -134,7 +134,6 @@ class AdminService:
                     raise UsageError("the id of a rule stays as it is: leave it out of the patch")
                 check_stamps(given, stored.written if stored else {})
                 body = {field: value for field, value in body.items() if field not in STAMPS}
-                rule_from_data(body)
             if kind is ObjectKind.USER:
                 body = {name: value for name, value in body.items() if (name, value) not in _NOTHING_SPECIAL} or None
                 overrides = user_from_data(body or {}).overrides
@@ -214,7 +213,8 @@ def _paths_in_body(kind: ObjectKind, name: str) -> Iterator[None]:
     try:
         yield
     except InvalidRules as error:
-        prefix = render((f"{kind}s", name))
+        place = re.compile(re.escape(render((f"{kind}s", name))) + r"(?:\.|(?=\[)|$)")
         raise InvalidRules(
-            replace(each, path=each.path.removeprefix(f"{prefix}.")) for each in error.problems
+            replace(each, path=place.sub("", each.path, 1) if place.match(each.path) else each.path)
+            for each in error.problems
         ) from None

@@ -35,7 +35,7 @@ from headgate.config.problems import Finding, InvalidRules
 from headgate.policy.changing import BodyChange, from_part, put
 from headgate.policy.dumping import to_data
 from headgate.policy.forms import ALLOW, DEFAULT_ID
-from headgate.policy.model import Ruleset
+from headgate.policy.model import NO_RULES, Ruleset
 
 KEPT_CHANGES = 10_000
 """Revisions of which it is known what they touched. Nodes that are further behind read everything."""
@@ -92,6 +92,8 @@ class Transaction:
 
     def __init__(self, connection: AsyncConnection, actor: Actor, now: int, *, dry_run: bool = False) -> None:
         self._connection, self._actor, self._now, self._dry_run = connection, actor, now, dry_run
+        self.made = 0
+        """The revision that was made; 0: none."""
 
     async def run(
         self, operations: Sequence[Operation], order: Sequence[str] = (), ruleset: Ruleset | None = None
@@ -110,9 +112,9 @@ class Transaction:
         wanted = await asyncio.to_thread(_wanted, operations, found)
         number = await revision_number(self._connection) + 1
         if ruleset is None:
-            ruleset = Ruleset()
+            ruleset = NO_RULES
             if wanted:
-                ruleset = await asyncio.to_thread(from_part, await document_about(self._connection, wanted))
+                ruleset = await asyncio.to_thread(from_part, await document_about(self._connection, wanted), name="")
         writes = await asyncio.to_thread(_writes, wanted, found, ruleset)
         present = await self._order(order, writes)
         moves = _moves(order, present, writes) if order else []
@@ -129,6 +131,7 @@ class Transaction:
         await audit.append(self._connection, entries, self._actor, number, self._now)
         await self._connection.execute(delete(changes).where(changes.c.revision <= number - KEPT_CHANGES))
         await announce(self._connection, number)
+        self.made = number
         return Changed(number, tuple(entries))
 
     async def _order(self, order: Sequence[str], writes: Sequence[_Write]) -> list[str]:

@@ -14,10 +14,9 @@ from headgate.config.problems import Findings, InvalidRules, Locator, Path, rend
 from headgate.policy.checks import Reference, check
 from headgate.policy.forms import FILE
 from headgate.policy.loading import declared, from_data
-from headgate.policy.model import Change, Rule, Ruleset, User
+from headgate.policy.model import NO_RULES, Change, Rule, Ruleset, User
 
 KINDS = RULE, TIER, USER, SETTING = "rule", "tier", "user", "setting"
-_NOTHING = Ruleset()
 _PLACE = re.compile(r"^rules\[([0-9]+)\]")
 
 
@@ -81,7 +80,7 @@ def from_part(document: dict[str, Any], *, name: str = "rules") -> Ruleset:
     try:
         return from_data(document, name=name)
     except InvalidRules as error:
-        ids = [rule.get("id") if isinstance(rule, dict) else None for rule in document["rules"]]
+        ids = [rule.get("id", rule.get("rule_id")) if isinstance(rule, dict) else None for rule in document["rules"]]
 
         def by_id(found: re.Match[str]) -> str:
             return render(("rules", ids[int(found[1])] or int(found[1])))
@@ -104,7 +103,7 @@ def changed(ruleset: Ruleset, changes: Sequence[BodyChange], *, name: str = "rul
         touched[change.kind][change.id] = None
     values = {each.name: getattr(ruleset, each.name) for each in fields(Ruleset)}
     for setting in touched[SETTING]:
-        given = read.get(setting, getattr(_NOTHING, setting, None))
+        given = read.get(setting, getattr(NO_RULES, setting, None))
         values[setting] = tuple(given) if isinstance(given, list) else given
     for kind, table in ((TIER, "tiers"), (USER, "users")):
         if touched[kind]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from headgate.live import EVERY, FileSource, Live, Source
 from headgate.policy.compiled import Policy
 from headgate.policy.loading import read_file
-from headgate.policy.model import Ruleset
+from headgate.policy.model import NO_RULES, Ruleset
 from headgate.policy.prepared import space_name
 
 _LOG = logging.getLogger("headgate.policy")
@@ -86,7 +86,7 @@ class NoRules:
     name = "no rules"
 
     def read(self) -> Ruleset:
-        return Ruleset()
+        return NO_RULES
 
     def changed(self) -> Ruleset | None:
         return None

@@ -31,7 +31,7 @@ from headgate.core.numbers import short
 from headgate.policy import rate_limits
 from headgate.policy.checks import Reference, check
 from headgate.policy.forms import ALLOW, CHANGE, DEFAULT_ID, DIMENSIONS, ENTRY, FILE, METHODS, RULE, RULE_ID, USER
-from headgate.policy.model import Change, Entry, Rule, Ruleset, User
+from headgate.policy.model import NO_RULES, Change, Entry, Rule, Ruleset, User
 from headgate.policy.prepared import share_of
 from headgate.policy.request import GLOBAL
 
@@ -187,7 +187,7 @@ def _from_data(form: Form, data: object) -> Any:
 
 def _loaded(data: object, where: Locator, now: int | None = None) -> Loaded:
     findings = Findings(where)
-    ruleset = Ruleset()
+    ruleset = NO_RULES
     if isinstance(data, dict) and _ENVOY in data and "version" not in data:
         message = "this is a file of envoyproxy/ratelimit, not one of rules"
         hint = "`headgate rules validate` reads it and, in Python, headgate.policy.envoy.load."
@@ -209,7 +209,7 @@ def _ruleset(data: object, findings: Findings) -> Ruleset:
     """Return the rules of a file; if the count of findings has grown, those that are right."""
     read = FILE.read(data, (), findings)
     if read is None or not isinstance(data, dict):
-        return Ruleset()
+        return NO_RULES
     read.pop("version", None)
     for name in ("rules", "allow", "deny"):
         read[name] = tuple([item for item in read.get(name, ()) if item is not None])

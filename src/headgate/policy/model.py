@@ -383,3 +383,7 @@ def _mode(where: str, value: Any) -> Mode:
         return Mode(value)
     except ValueError:
         raise InvalidRule(f"{where}: on_store_failure is one of {', '.join(Mode)}, not {short(value)}") from None
+
+
+NO_RULES = Ruleset()
+"""Lets everything pass."""

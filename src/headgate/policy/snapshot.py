@@ -29,7 +29,7 @@ from headgate.files import replace_file
 from headgate.live import FileMark, mark_of
 from headgate.policy.changing import BodyChange, changed, put
 from headgate.policy.loading import from_data
-from headgate.policy.model import Ruleset
+from headgate.policy.model import NO_RULES, Ruleset
 
 WHOLE, JOURNAL, FOLLOWING = "rules.json", "rules.journal", "following.json"
 LONGEST_JOURNAL = 4_194_304
@@ -227,7 +227,7 @@ class SnapshotSource:
     def __init__(self, folder: Path) -> None:
         self._folder, self._reader = folder, SnapshotReader(folder)
         self.name = self._reader.name
-        self._last = Ruleset()
+        self._last = NO_RULES
         self._is_behind = False
         """Whether a change could not be used, so that what comes next cannot stand on it."""
 
