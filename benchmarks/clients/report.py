@@ -24,7 +24,7 @@ METHOD = """\
 
 def render(results: ClientsResults) -> str:
     """Return the part about clients as Markdown."""
-    parts = ["# Benchmarks: Clients\n", WHAT, "## Verdicts\n", summary(results), "### Clients: method\n", METHOD]
+    parts = ["# Benchmarks: Clients\n", WHAT, "## Verdicts\n", summary(results), "## Method\n", METHOD]
     return "\n".join(parts)
 
 

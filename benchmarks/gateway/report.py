@@ -36,7 +36,7 @@ METHOD = f"""\
 
 def render(results: GatewayResults) -> str:
     """Return the part about the gateway as Markdown."""
-    parts = ["# Benchmarks: Gateway\n", WHAT, "## Verdicts\n", summary(results.rows), "### Gateway: method\n", METHOD]
+    parts = ["# Benchmarks: Gateway\n", WHAT, "## Verdicts\n", summary(results.rows), "## Method\n", METHOD]
     return "\n".join([*parts, "## Numbers\n", _numbers(results.rows)])
 
 

@@ -32,7 +32,7 @@ METHOD = f"""\
 def render(results: IntegrationResults) -> str:
     """Return the part about integrations as Markdown."""
     parts = ["# Benchmarks: Integrations\n", WHAT, "## Verdicts\n", summary(results.rows)]
-    parts += ["## Method\n", METHOD, "### Integrations: numbers\n", _numbers(results.rows)]
+    parts += ["## Method\n", METHOD, "## Numbers\n", _numbers(results.rows)]
     return "\n".join(parts)
 
 

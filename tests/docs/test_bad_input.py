@@ -82,7 +82,7 @@ ERRORS: dict[str, tuple[type[HeadgateError], list[Callable[[], object]]]] = {
     "a refund of a decision": (UsageError, [lambda: LIMITER.refund("ada", Limiter("1/s; 5/h").check("ada"))]),
     "a store that does not exist": (InvalidStore, stores("postgres://localhost", "", "disk", None)),
     "an unknown or wrong option": (InvalidStore, stores("memory:?size=1", "memory:?max_keys=0", "memory:?max_keys=x")),
-    "a clock besides a store": (
+    "a clock together with a store object": (
         InvalidStore,
         [lambda: Limiter("1/s", store=MemoryStore(), clock=ManualClock())],
     ),
