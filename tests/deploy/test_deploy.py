@@ -381,7 +381,7 @@ class TestSystemd:
 
 def test_options_that_stand_for_those_of_envoyproxy_ratelimit_are_ours() -> None:
     page = (ROOT / "docs" / "migrating-ratelimit.md").read_text()
-    mapping = page[page.index("## Its environment variables") :]
+    mapping = page[page.index("## Environment variables") :]
     rows = [line.strip("| ").split(" | ") for line in mapping.splitlines() if line.startswith("| `")]
     theirs = [name for row in rows for name in re.findall(r"`([A-Z_]+)`", row[0])]
     assert len(theirs) == len(set(theirs)) == 114
