@@ -12,6 +12,9 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.test.utils import override_settings
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
 
 from headgate import AddressReader, InvalidQuota, UnknownRule, UsageError, load_rules
 from headgate.integrations.django import _SITE, RateLimitMiddleware, limit, reset
@@ -167,6 +170,54 @@ def test_classes_have_limits_of_their_own_with_the_middleware_and_without(middle
     with override_settings(MIDDLEWARE=middleware):
         paths = ["/items", "/items-async", "/method", "/bare", "/bare-async"]
         assert statuses(is_async, *paths, *paths) == [200] * 5 + [429] * 5
+
+
+class Urls:
+    """Addresses of a site."""
+
+
+def with_two_limits(first: str, second: str) -> list[Any]:
+    """Classes with two limits, by all ways in which Django decorates methods."""
+    one, other = limit(first), limit(second)
+
+    class Plain(View):  # type: ignore[misc]
+        def get(self, _: HttpRequest) -> HttpResponse:
+            return HttpResponse("")
+
+    class Coroutines(View):  # type: ignore[misc]
+        @one
+        @other
+        async def get(self, _: HttpRequest) -> HttpResponse:
+            return HttpResponse("")
+
+    class Inner(View):  # type: ignore[misc]
+        @method_decorator(one)  # type: ignore[untyped-decorator]
+        @other
+        def get(self, _: HttpRequest) -> HttpResponse:
+            return HttpResponse("")
+
+    class Both(Plain):
+        @other
+        def get(self, request: HttpRequest) -> HttpResponse:
+            response: HttpResponse = super().get(request)
+            return response
+
+    stacked = method_decorator(one, name="dispatch")(method_decorator(other, name="dispatch")(type("S", (Plain,), {})))
+    listed = method_decorator([one, other], name="dispatch")(type("L", (Plain,), {}))
+    above = method_decorator(one, name="dispatch")(Both)
+    return [Coroutines, Inner, stacked, listed, above]
+
+
+@pytest.mark.parametrize("is_async", KINDS)
+@pytest.mark.parametrize("middleware", [[], ["headgate.integrations.django.RateLimitMiddleware"]])
+@pytest.mark.parametrize("quotas", [("4/minute", "7/minute"), ("7/minute", "4/minute")])
+def test_each_of_several_limits_of_a_class_counts_once(is_async: bool, middleware: Any, quotas: Any) -> None:
+    with override_settings(HEADGATE={"clock": ManualClock()}, MIDDLEWARE=middleware):
+        classes, urls = with_two_limits(*quotas), Urls()
+        urls.urlpatterns = [path(each.__name__, each.as_view()) for each in classes]  # type: ignore[attr-defined]
+        with override_settings(ROOT_URLCONF=urls):
+            for each in classes:
+                assert statuses(is_async, *[f"/{each.__name__}"] * 5) == [200] * 4 + [429], each.__name__
 
 
 def test_a_limit_of_a_view_on_another_function_says_what_is_wrong() -> None:

@@ -467,6 +467,48 @@ def test_functions_that_cannot_be_told_apart_in_a_shared_store_need_a_name(funct
         TaskLimits().limit("1/minute")(lambda: "")()
 
 
+def asked_again_by_flask() -> Callable[[str], Any]:
+    app = Flask(__name__)
+    limit = RateLimits(app, clock=ManualClock()).limit
+    base = limit("3/minute")(made("a"))
+    app.add_url_rule("/wide", "wide", base)
+    app.add_url_rule("/tight", "tight", limit("2/minute")(base))
+    client: Any = app.test_client()
+    return lambda address: client.get(address)
+
+
+def asked_again_by_fastapi() -> Callable[[str], Any]:
+    app = FastAPI()
+    base = fastapi.limited("3/minute")(made("a"))
+    app.get("/wide")(base)
+    app.get("/tight")(fastapi.limited("2/minute")(base))
+    app.add_middleware(fastapi.RateLimitMiddleware, clock=ManualClock())
+    client = TestClient(app)
+    return lambda address: client.get(address)
+
+
+def asked_again_by_django() -> Callable[[str], Any]:
+    urls: Any = Urls()
+    base = django.limit("3/minute")(lambda request: HttpResponse(""))
+    urls.urlpatterns = [path("wide", base), path("tight", django.limit("2/minute")(base))]
+
+    def ask(address: str) -> Any:
+        with override_settings(ROOT_URLCONF=urls):
+            return Client().get(address)
+
+    return ask
+
+
+@pytest.mark.parametrize("made_by", [asked_again_by_flask, asked_again_by_fastapi, asked_again_by_django])
+def test_a_further_limit_for_one_route_of_a_view_leaves_its_other_routes_alone(
+    made_by: Callable[[], Callable[[str], Any]],
+) -> None:
+    with override_settings(HEADGATE={"clock": ManualClock()}):
+        ask = made_by()
+        assert [ask("/tight").status_code for _ in range(4)] == [200, 200, 429, 429]
+        assert [ask("/wide").status_code for _ in range(4)] == [200, 200, 200, 429]
+
+
 def test_limits_of_one_function_do_not_share() -> None:
     store = MemoryStore()
     twice = limited("3/minute", store=store)(limited("3/minute", store=store)(served))

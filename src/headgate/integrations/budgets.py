@@ -220,11 +220,11 @@ def own_budgets(view: Any) -> list[Budget]:
 
 
 def decorated_with(view: Callable[..., Any], budget: Budget, limited: Callable[[list[Budget]], Any]) -> Any:
-    """Return a view that has a budget: one that is decorated already gets another, else `limited` makes one."""
-    budgets = own_budgets(view)
-    budgets.insert(0, budget)
-    if hasattr(view, _BUDGETS):
-        return view
+    """Return a view, made by `limited`, that has a budget besides those of the given one.
+
+    The given one stays as it is: other routes may have it.
+    """
+    budgets = [budget, *own_budgets(view)]
     made = limited(budgets)
     setattr(made, _BUDGETS, budgets)
     vars(made).pop(_LIMITED_AS, None)  # of another limit of the same function
@@ -237,8 +237,10 @@ def check_order(endpoints: Iterable[Any]) -> None:
     """Refuse routes of a function that was limited only after it had become one: nothing limits them."""
     found = list(endpoints)
     for endpoint in found:
-        limited = getattr(endpoint, _LIMITED_AS, None)
-        if limited is not None and not any(each is limited for each in found):
+        limited = first = getattr(endpoint, _LIMITED_AS, None)
+        while limited is not None and not any(each is limited for each in found):
+            limited = getattr(limited, _LIMITED_AS, None)  # by a further limit
+        if first is not None and limited is None:
             name = name_of_function(endpoint)
             raise UsageError(f"{name} is a route without its limit: put that below the decorator of the route")
 

@@ -169,27 +169,22 @@ def _limited(view: Any, budgets: list[Budget]) -> Any:
     def limited(*args: Any, **kwargs: Any) -> Any:
         request = _request_of(own, args)
         visit = _visit_of(request, _SITE.gate(is_async=False))
-        if not visit.has_asked(budgets):
-            visit.ask(())  # so the middleware, if it is there, does not ask as well
+        with visit.asking(budgets) as rest:  # the middleware, if it is there, does not ask afterwards
             gate: Any = visit.gate  # that of the middleware may be asynchronous: then this is one of its threads
             enter = async_to_sync(gate.enter) if gate.is_async else gate.enter
-            gate.know(*budgets)
-            refusal = enter(visit, budgets, f"{_route_of(request)}:{own}")
-            if refusal is not None:
-                return _response(refusal)
-        return view(*args, **kwargs)
+            gate.know(*rest)
+            refusal = enter(visit, rest, f"{_route_of(request)}:{own}") if rest else None
+            return view(*args, **kwargs) if refusal is None else _response(refusal)
 
     @wraps(view)
     async def limited_async(*args: Any, **kwargs: Any) -> Any:
         request = _request_of(own, args)
         visit = _visit_of(request, _SITE.gate(is_async=True))
-        if not visit.has_asked(budgets):
-            visit.ask(())
-            visit.gate.know(*budgets)
-            refusal = await _SITE.gate(is_async=True).enter(visit, budgets, f"{_route_of(request)}:{own}")
-            if refusal is not None:
-                return _response(refusal)
-        return await view(*args, **kwargs)
+        with visit.asking(budgets) as rest:
+            visit.gate.know(*rest)
+            gate = _SITE.gate(is_async=True)
+            refusal = await gate.enter(visit, rest, f"{_route_of(request)}:{own}") if rest else None
+            return await view(*args, **kwargs) if refusal is None else _response(refusal)
 
     return limited_async if is_async else limited
 

@@ -138,10 +138,11 @@ def limited(
 
 def _guarded(function: Callable[..., Any], budgets: Sequence[Budget]) -> Callable[..., Awaitable[Any]]:
     own, is_async = name_of_function(function), inspect.iscoroutinefunction(function)
+    has_connection = _CONNECTION in inspect.signature(function).parameters  # it is limited itself
 
     @wraps(function)
     async def guarded(*args: Any, **kwargs: Any) -> Any:
-        connection = kwargs.pop(_CONNECTION, None)
+        connection = kwargs.get(_CONNECTION) if has_connection else kwargs.pop(_CONNECTION, None)
         if connection is None:  # Starlette gives it to every endpoint, as an argument
             given = (*args, *kwargs.values())
             connection = next((each for each in given if isinstance(each, HTTPConnection)), None)
@@ -152,11 +153,13 @@ def _guarded(function: Callable[..., Any], budgets: Sequence[Budget]) -> Callabl
             own_budgets(connection.scope.get("endpoint")) is not budgets
         ):  # one of several functions that serve the route
             route = f"{route}:{own}"
-        if not _passes(connection.scope, budgets, route):
-            await _enter(connection, budgets, route)
-        if is_async:
-            return await function(*args, **kwargs)
-        return await run_in_threadpool(function, *args, **kwargs)
+        visit: Visit = connection.scope[VISIT]
+        with visit.asking(budgets) as rest:
+            if rest and not _passes(connection.scope, rest, route):
+                await _enter(connection, rest, route)
+            if is_async:
+                return await function(*args, **kwargs)
+            return await run_in_threadpool(function, *args, **kwargs)
 
     guarded.__signature__ = _with_connection(function)  # type: ignore[attr-defined]
     return guarded

@@ -203,9 +203,10 @@ def _limited(view: Any, budgets: list[Budget]) -> Any:
     @wraps(view)
     def limited(*args: Any, **kwargs: Any) -> Any:
         passing = _passing()
-        if not passing.visit.has_asked(budgets):  # it serves a part of the route, or another decorator hides it
-            passing.enter(budgets, f"{passing.route}:{name_of_function(view)}")
-        return current_app.ensure_sync(view)(*args, **kwargs)
+        with passing.visit.asking(budgets) as rest:
+            if rest:  # it serves a part of the route, or another decorator hides it
+                passing.enter(rest, f"{passing.route}:{name_of_function(view)}")
+            return current_app.ensure_sync(view)(*args, **kwargs)
 
     return limited
 

@@ -10,7 +10,8 @@ decides, or a function of the application. Gates differ in whether they wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -118,6 +119,16 @@ class Visit(msgspec.Struct, eq=False):
     def has_asked(self, budgets: Sequence[Budget]) -> bool:
         """Whether that was noted."""
         return self._ahead is not None and self._ahead.issuperset(budgets)
+
+    @contextmanager
+    def asking(self, budgets: Sequence[Budget]) -> Iterator[list[Budget]]:
+        """Yield those of a decorated view's budgets that nobody asks; within the block, views inside do not ask any."""
+        before = self._ahead or set()
+        self._ahead = before.union(budgets)
+        try:
+            yield [each for each in budgets if each not in before]
+        finally:
+            self._ahead = before
 
     def plain(self, budgets: Sequence[Budget], route: str) -> Any:
         """Return the one question of a request, where no function of the application has a say in it; else None.
