@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from headgate.gateway.model import ANYWHERE, Gateway, GatewayRoute
 from headgate.gateway.routing import in_order
-from headgate.policy.forms import METHODS
+from headgate.policy.model import METHODS
 
 _LISTED = 3
 

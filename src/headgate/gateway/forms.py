@@ -20,7 +20,7 @@ from headgate.gateway.scalars import (
     OneOrMore,
     Seconds,
 )
-from headgate.policy.forms import METHODS
+from headgate.policy.model import METHODS
 from headgate.server.settings import MAX_WORKERS
 
 _ATTRIBUTE = (

@@ -12,7 +12,7 @@ from string import ascii_letters, digits
 from typing import Any
 
 from headgate.gateway.model import ANYWHERE, Gateway, GatewayRoute
-from headgate.policy.forms import METHODS
+from headgate.policy.model import METHODS
 from headgate.web.headers import EXPOSED
 
 Json = dict[str, Any]

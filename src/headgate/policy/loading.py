@@ -30,8 +30,8 @@ from headgate.config.yaml_text import Document, text_of
 from headgate.core.numbers import short
 from headgate.policy import rate_limits
 from headgate.policy.checks import Reference, check
-from headgate.policy.forms import ALLOW, CHANGE, DEFAULT_ID, DIMENSIONS, ENTRY, FILE, METHODS, RULE, RULE_ID, USER
-from headgate.policy.model import NO_RULES, Change, Entry, Rule, Ruleset, User
+from headgate.policy.forms import ALLOW, CHANGE, DEFAULT_ID, ENTRY, FILE, RULE, USER
+from headgate.policy.model import DIMENSIONS, METHODS, NO_RULES, RULE_ID, Change, Entry, Rule, Ruleset, User
 from headgate.policy.prepared import share_of
 from headgate.policy.request import GLOBAL
 

@@ -1,43 +1,70 @@
 """What an operator writes, as values: rules, tiers, users, lists, and what happens when nothing matches.
 
-A value that exists is acceptable: everything is checked when it is made (raises InvalidRule), and a `Ruleset` also as a
-whole. How these values look in YAML or JSON is said in `headgate.policy.forms`; what they mean for a request, in
-`headgate.policy.compiled`.
+Each field is declared here once: its type, its default, what it means, and its form in YAML or JSON. From that follow the
+reading and writing of files, the JSON Schema and the bodies of the admin API (`headgate.policy.forms`), and the checks of
+types. A value that exists is acceptable: everything is checked when it is made (raises InvalidRule), and a `Ruleset` also
+as a whole. What these values mean for a request is said in `headgate.policy.compiled`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias
 
 from headgate.config.problems import Findings, Path
+from headgate.config.records import check_mapping, check_types, declared, needed
+from headgate.config.schema import NAME, NAMED, ListOf, MapOf, Scalar, Schema
+from headgate.config.times import moment
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidKey, InvalidQuota, InvalidRule
 from headgate.core.key import checked_name
 from headgate.core.mode import Mode
-from headgate.core.numbers import EXACT, short, whole
+from headgate.core.numbers import EXACT, whole
 from headgate.core.plan import Family
 from headgate.core.quota import MAX_REPLICAS, Quota
 from headgate.policy.checks import check
 from headgate.policy.paths import normalised
+from headgate.policy.quotas import BURST_OR_CAPACITY
 from headgate.policy.request import ENDPOINT, GLOBAL, InvalidRequest, principal_name
 from headgate.policy.trie import parsed
 
-T = TypeVar("T")
 TOGETHER = "+"
 """Stands between dimensions that are counted by together."""
 MOST_DIMENSIONS = 4
-BURST_OR_CAPACITY = "burst and capacity are two ways to say the same: give one of them"
 METHOD = "[A-Z][A-Z-]{0,19}"
 """A pattern of HTTP methods."""
 LONGEST_MESSAGE = 500
 """Characters of the message of a rule's refusals."""
 LONGEST_VALUE = 512
 """Characters of what is on a list, or of a key that a rule is for."""
+DIMENSIONS = ("user", "ip", "apikey", "endpoint", "global")
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
+RULE_ID = Scalar.text(f"a rule's id: {NAMED}", NAME, 64)
+TIER = Scalar.text("the name of a tier, up to 64 characters", most=64)
 Network: TypeAlias = IPv4Network | IPv6Network
+
+
+class Dimension:
+    """What a rule counts by: one name, or a list of names."""
+
+    _one = Scalar.text(f"one of {', '.join(DIMENSIONS)}, or the name of an attribute", NAME, 64, DIMENSIONS)
+
+    def read(self, value: object, path: Path, findings: Findings) -> Any:
+        if type(value) is not list:
+            return self._one.read(value, path, findings)
+        if not 0 < len(value) <= MOST_DIMENSIONS:
+            findings.add(path, f"has {len(value)} names", f"1 to {MOST_DIMENSIONS} names, such as [user, endpoint]")
+            return None
+        names = [self._one.read(name, (*path, index), findings) for index, name in enumerate(value)]
+        return TOGETHER.join([name for name in names if name is not None]) if None not in names else None
+
+    def schema(self) -> Schema:
+        several = {"type": "array", "items": self._one.schema(), "minItems": 1, "maxItems": MOST_DIMENSIONS}
+        return {"anyOf": [self._one.schema(), several]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +79,17 @@ class Change:
     algorithm: Algorithm | None = None
     quotas: tuple[Quota, ...] | None = None
     """All limits anew, instead of changes to the only one."""
-    until: int | None = None
-    """When this ends by itself, in microseconds since the epoch; None: not at all."""
+    until: int | None = declared(moment(), "When the change ends automatically, such as 2026-12-01T00:00:00Z.", None)
+    """In microseconds since the epoch."""
 
     def __post_init__(self) -> None:
-        for name in ("limit", "burst", "capacity", "window_us", "until"):
-            value = getattr(self, name)
-            if value is not None and type(value) is not int:
-                raise InvalidRule(f"a change: {name} is a whole number, not {short(value)}")
-        if self.algorithm is not None and type(self.algorithm) is not Algorithm:
-            try:
+        if isinstance(self.algorithm, str) and type(self.algorithm) is not Algorithm:
+            with suppress(InvalidQuota):  # which is said below
                 object.__setattr__(self, "algorithm", Algorithm.named(self.algorithm))
-            except InvalidQuota as error:
-                raise InvalidRule(f"a change: {error}") from None
+        check_types("a change", self)
         if self.burst is not None and self.capacity is not None:
             raise InvalidRule(f"a change: {BURST_OR_CAPACITY}", fields=("capacity",))
         if self.quotas is not None:
-            object.__setattr__(self, "quotas", _several("a change: quotas", self.quotas, Quota))
             if not self.quotas:
                 raise InvalidRule("a change: quotas has at least one")
             _check_apart("a change", self.quotas)
@@ -99,68 +120,97 @@ class Change:
 class Rule:
     """Whom and what a limit is for, and its quota (or several, on the same key)."""
 
-    id: str
+    id: str = field(metadata=needed(RULE_ID, "Names the rule, in keys and answers; what was used is counted under it."))
     quotas: tuple[Quota, ...]
-    name: str = ""
-    dimension: str = "user"
-    """What is counted apart: a principal (user, ip, apikey), "endpoint", "global", or the name of an attribute; or up
-    to four of them together, such as "user+endpoint" for each user on each path. "endpoint" counts each path, not each
-    pattern: a rule for /orders/* has a counter for /orders/1, another for /orders/2. An attribute must be verified, see
-    `headgate.policy.request.Request.attributes`."""
-    key_pattern: str = ""
-    """Only those who are counted under such a value: text in which ``*`` stands for any characters or, for the
-    dimension "ip", a network; empty: all. For rules of one dimension."""
-    endpoint: str = "**"
-    """A path pattern: literal segments, ``*`` or ``{name}`` for one segment, ``**`` for the rest; ``*`` alone is that,
-    too."""
-    methods: frozenset[str] = frozenset()
-    """HTTP methods, in capitals; none: all. GET is also for HEAD, which servers answer as they answer GET."""
-    tier: str = ""
-    """Only for principals of this tier; empty: for all."""
-    when: Mapping[str, str] = field(default_factory=dict)
-    """Attributes that must be equal."""
-    shadow: bool = False
-    """Counts and is reported, but never refuses."""
-    enabled: bool = True
-    enforce_percent: int = 100
-    """For so many percent of its principals, always the same ones, the rule refuses; for the others it is a shadow."""
-    replaces: frozenset[str] = frozenset()
-    """Ids of rules that do not apply when this one does. If another rule replaces this one, it replaces nothing."""
-    on_store_failure: Mode | None = None
-    """What to answer when the store does not; None: the store's default."""
-    replicas: int = 0
-    """How many replicas of the store must have what a request took; its answer waits for them, or says that they have
-    not got it. See `headgate.core.quota.Quota.replicas`."""
-    refusal_status: int = 429
-    """The HTTP status of its refusals, 400 to 599."""
-    refusal_message: str = ""
-    """The detail of their problem documents, in a line; empty: the limit, and when to retry."""
-    reset_on_change: bool = False
-    """Whether a changed limit, burst or `updated_at` starts afresh too. A limit that is changed back to what it was
-    finds what was counted under it, if that has not expired: a new `updated_at` tells the two apart."""
-    created_at: str = ""
-    updated_at: str = ""
-    """When it was changed; see `reset_on_change`."""
+    name: str = declared(Scalar.text("text", most=200), "For people.", "")
+    dimension: str = declared(
+        Dimension(),
+        "What is counted apart: user, ip, apikey, endpoint, global, or the name of an attribute; a list such as "
+        "[user, endpoint] counts each user on each path. By default user.",
+        "user",
+    )
+    """Names are joined with "+". "endpoint" counts each path, not each pattern: a rule for /orders/* has a counter for
+    /orders/1, another for /orders/2. See `headgate.policy.request.Request.attributes` for the names of others."""
+    endpoint: str = declared(
+        Scalar.text("a path such as /api/v1/orders/**, or **", r"/[^\s?#;]*|\*\*?", 2048, numbers=False),
+        "The paths it is for: literal, * for one segment, ** for the rest; default: all.",
+        "**",
+    )
+    """``{name}`` stands for one segment, too, and ``*`` alone for all paths."""
+    methods: frozenset[str] = declared(
+        ListOf(
+            Scalar.text("an HTTP method in capitals", METHOD, 20, METHODS, numbers=False), "a list such as [GET, POST]"
+        ),
+        "The HTTP methods it is for; default: all.",
+        frozenset(),
+    )
+    """GET is also for HEAD, which servers answer as they answer GET."""
+    key_pattern: str = declared(
+        Scalar.text("text in which * stands for any characters", most=LONGEST_VALUE),
+        "Only for those who are counted under such a value; for the dimension ip also a network. All by default.",
+        "",
+    )
+    tier: str = declared(TIER, "Only for principals of this tier.", "")
+    when: Mapping[str, str] = declared(
+        MapOf(Scalar.text("text", most=512, flags=True), "attributes and their values, such as {region: eu}"),
+        "Attributes that must be equal.",
+        factory=dict,
+    )
+    shadow: bool = declared(Scalar.flag(), "Counts and is reported, but never refuses.", False)
+    enabled: bool = declared(Scalar.flag(), "Whether the rule applies at all.", True)
+    enforce_percent: int = declared(
+        Scalar.whole(0, 100),
+        "For so many percent of its principals the rule refuses; for the others it is a shadow.",
+        100,
+    )
+    """These are always the same principals."""
+    replaces: frozenset[str] = declared(
+        ListOf(RULE_ID, "a list of ids of rules"),
+        "Ids of rules that do not apply when this one does; a rule that is itself replaced replaces nothing.",
+        frozenset(),
+    )
+    on_store_failure: Mode | None = declared(
+        Scalar.choice({str(mode): mode for mode in Mode}),
+        "What to answer when the store does not; default: the engine's.",
+        None,
+    )
+    replicas: int = declared(
+        Scalar.whole(0, MAX_REPLICAS),
+        "How many replicas of the store must have what a request took: its answer waits for them, or says that they "
+        "have not got it.",
+        0,
+    )
+    refusal_status: int = declared(Scalar.whole(400, 599), "The HTTP status of its refusals; default: 429.", 429)
+    refusal_message: str = declared(
+        Scalar.text("a line of text", most=LONGEST_MESSAGE, numbers=False),
+        "What clients read in its refusals; default: the limit, and when to retry.",
+        "",
+    )
+    reset_on_change: bool = declared(
+        Scalar.flag(), "Whether a changed limit, burst or updated_at forgets what was used.", False
+    )
+    """A limit that is changed back to what it was finds what was counted under it, if that has not expired: a new
+    `updated_at` tells the two apart."""
+    created_at: str = declared(moment(as_written=True), "When the rule was made.", "")
+    updated_at: str = declared(moment(as_written=True), "When the rule was last changed.", "")
 
     def __post_init__(self) -> None:
         _named("rule id", self.id)
         where = f"rule {self.id!r}"
-        self._check_types(where)
+        check_types(where, self)
         if not self.quotas:
             raise InvalidRule(f"{where} has no limit")
         _check_apart(where, self.quotas)
         object.__setattr__(self, "dimension", _dimensions(where, self.dimension))
         self._check_patterns(where)
+        if self.when:
+            when = {principal_name(name): value for name, value in self.when.items()}
+            if len(when) < len(self.when):
+                raise InvalidRule(f"{where}: 'when' has two names of one principal", fields=("when",))
+            object.__setattr__(self, "when", when)
         for method in self.methods:
             if not re.fullmatch(METHOD, method):
                 raise InvalidRule(f"{where}: {method!r} is not an HTTP method: write it as POST", fields=("methods",))
-        for name, least, most in (
-            *(("enforce_percent", 0, 100), ("replicas", 0, MAX_REPLICAS)),
-            ("refusal_status", 400, 599),
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise InvalidRule(f"{where}: {name} is a whole number from {least} to {most}", fields=(name,))
         if len(self.refusal_message) > LONGEST_MESSAGE or not self.refusal_message.isprintable():
             wrong = f"{where}: refusal_message is a line of at most {LONGEST_MESSAGE} printable characters"
             raise InvalidRule(wrong, fields=("refusal_message",))
@@ -191,39 +241,20 @@ class Rule:
         except InvalidRule as error:
             raise InvalidRule(f"{where}: key_pattern: {error}", fields=("key_pattern",)) from None
 
-    def _check_types(self, where: str) -> None:
-        derive = object.__setattr__  # the instance is frozen; this is a part of its making
-        derive(self, "quotas", _several(f"{where}: quotas", self.quotas, Quota))
-        _types(
-            where, self, str, ("name", "key_pattern", "endpoint", "tier", "refusal_message", "created_at", "updated_at")
-        )
-        _types(where, self, bool, ("shadow", "enabled", "reset_on_change"))
-        for name in ("methods", "replaces"):
-            value = getattr(self, name)
-            if value or type(value) is not frozenset:
-                derive(self, name, frozenset(_several(f"{where}: {name}", value, str)))
-        if self.when or type(self.when) is not dict:
-            _mapping(f"{where}: when", self.when, str)
-            when = {principal_name(name): value for name, value in self.when.items()}
-            if len(when) < len(self.when):
-                raise InvalidRule(f"{where}: 'when' has two names of one principal", fields=("when",))
-            derive(self, "when", when)
-        if self.on_store_failure is not None and type(self.on_store_failure) is not Mode:
-            derive(self, "on_store_failure", _mode(where, self.on_store_failure))
-
 
 @dataclass(frozen=True, slots=True)
 class User:
     """What is special about one user."""
 
-    tier: str = ""
-    overrides: Mapping[str, Change] = field(default_factory=dict)
-    """By rule id, each on top of the user's tier. A request may bring another tier along: if the override makes no
-    quota on top of that, it changes the rule as written."""
+    tier: str = declared(TIER, "The tier of the user.", "")
+    overrides: Mapping[str, Change] = declared(
+        None, "By rule: what is different for this user, perhaps only until some moment.", factory=dict
+    )
+    """Each on top of the user's tier. A request may bring another tier along: if the override makes no quota on top of
+    that, it changes the rule as written."""
 
     def __post_init__(self) -> None:
-        _types("a user", self, str, ("tier",))
-        _mapping("a user: overrides", self.overrides, Change)
+        check_types("a user", self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +268,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dimension", _dimension(self.dimension))
-        _types("an entry of a list", self, str, ("value",))
+        check_types("an entry of a list", self)
         if not 0 < len(self.value) <= LONGEST_VALUE:
             raise InvalidRule(f"an entry of a list has 1 to {LONGEST_VALUE} characters")
         object.__setattr__(self, "network", self._network())
@@ -260,25 +291,37 @@ class Entry:
 class Ruleset:
     """All that decides, as written; `headgate.policy.compiled.Policy` is made of it."""
 
-    rules: tuple[Rule, ...] = ()
-    tiers: Mapping[str, Mapping[str, Change]] = field(default_factory=dict)
-    """By tier, then by rule id."""
-    users: Mapping[str, User] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = declared(
+        None, "The rules. Every rule that matches a request applies, unless another one replaces it.", ()
+    )
+    tiers: Mapping[str, Mapping[str, Change]] = declared(
+        None, "By tier, then by rule: what is different for its principals.", factory=dict
+    )
+    users: Mapping[str, User] = declared(None, "What is special about single users.", factory=dict)
     """By the value of the principal "user"."""
-    default_tier: str = ""
-    """The tier of users who have none."""
-    allow: tuple[Entry, ...] = ()
-    deny: tuple[Entry, ...] = ()
-    default: Rule | None = None
-    """Applies when no other rule does; None: then everything passes."""
-    unknown_rule: str = ""
-    """What becomes of a request that names a rule which does not exist, or is disabled: with "allow" or nothing it
-    passes, as one that matched nothing, with "error" it is an error."""
-    ignore_case: bool = False
-    """Whether endpoints that differ only in capitals (of A to Z) are the same, as they are for some servers."""
+    default_tier: str = declared(TIER, "The tier of users who have none.", "")
+    allow: tuple[Entry, ...] = declared(None, "Principals that pass unasked.", ())
+    deny: tuple[Entry, ...] = declared(None, "Principals that are refused unasked.", ())
+    default: Rule | None = declared(None, "What applies when no rule does: a quota, or allow, the default.", None)
+    ignore_case: bool = declared(
+        Scalar.flag(), "Whether endpoints that differ only in capitals are the same; they are not unless true.", False
+    )
+    """Capitals of A to Z."""
+    unknown_rule: str = declared(
+        Scalar.choice(("allow", "error")),
+        "Whether a request that names a rule which does not exist or is disabled passes (allow, the default), as "
+        "one that matched nothing, or is an error.",
+        "",
+    )
 
     def __post_init__(self) -> None:
-        self._check_types()
+        check_types("the rules", self)
+        for tier, changes in self.tiers.items():
+            if not tier:
+                raise InvalidRule("tiers: the name of a tier has at least one character")
+            check_mapping(f"tier {tier!r}", changes, Change)
+        if self.unknown_rule not in {"", "allow", "error"}:
+            raise InvalidRule(f"unknown_rule is 'allow' or 'error', not {self.unknown_rule!r}")
         findings = Findings()
         places: list[tuple[Path, Rule]] = [(("rules", index), rule) for index, rule in enumerate(self.rules)]
         references = [((*path, "replaces"), rule.id, other) for path, rule in places for other in sorted(rule.replaces)]
@@ -294,22 +337,6 @@ class Ruleset:
             otherwise = known.default if known.default_factory is MISSING else known.default_factory()
             object.__setattr__(ruleset, known.name, given.get(known.name, otherwise))
         return ruleset
-
-    def _check_types(self) -> None:
-        for name, kind in (("rules", Rule), ("allow", Entry), ("deny", Entry)):
-            object.__setattr__(self, name, _several(name, getattr(self, name), kind))
-        _mapping("tiers", self.tiers, Mapping)
-        for tier, changes in self.tiers.items():
-            if not tier:
-                raise InvalidRule("tiers: the name of a tier has at least one character")
-            _mapping(f"tier {tier!r}", changes, Change)
-        _mapping("users", self.users, User)
-        if self.default is not None and not isinstance(self.default, Rule):
-            raise InvalidRule(f"default is a Rule, not {short(self.default)}")
-        _types("the rules", self, str, ("default_tier", "unknown_rule"))
-        _types("the rules", self, bool, ("ignore_case",))
-        if self.unknown_rule not in {"", "allow", "error"}:
-            raise InvalidRule(f"unknown_rule is 'allow' or 'error', not {self.unknown_rule!r}")
 
 
 def _check_apart(where: str, quotas: tuple[Quota, ...]) -> None:
@@ -343,46 +370,6 @@ def _dimensions(where: str, text: str) -> str:
 def _dimension(name: str) -> str:
     _named("dimension", name)
     return principal_name(name)
-
-
-def _types(where: str, value: object, kind: type, names: tuple[str, ...]) -> None:
-    """Refuse fields that are not text, or not a flag."""
-    for name in names:
-        given = getattr(value, name)
-        if not isinstance(given, kind):
-            wanted = "text" if kind is str else "True or False"
-            raise InvalidRule(f"{where}: {name} is {wanted}, not {short(given)}", fields=(name,))
-
-
-def _several(where: str, values: object, kind: type[T]) -> tuple[T, ...]:
-    """Return `values` as a tuple. Text is not several texts, and one value not several."""
-    if not isinstance(values, tuple | list | frozenset | set):
-        raise InvalidRule(f"{where} is several of {_kind(kind)}, in a tuple or a list, not {short(values)}")
-    for value in values:
-        if not isinstance(value, kind):
-            raise InvalidRule(f"{where} has {_kind(kind)} only, not {short(value)}")
-    return tuple(values)
-
-
-def _mapping(where: str, values: object, kind: type) -> None:
-    if not isinstance(values, Mapping):
-        raise InvalidRule(f"{where} is a mapping of text to {_kind(kind)}, not {short(values)}")
-    for name, value in values.items():
-        if not isinstance(name, str):
-            raise InvalidRule(f"{where} has text as names, not {short(name)}")
-        if not isinstance(value, kind):
-            raise InvalidRule(f"{where}: {short(name)} has {_kind(kind)}, not {short(value)}")
-
-
-def _kind(kind: type) -> str:
-    return "text" if kind is str else "a mapping" if kind is Mapping else kind.__name__
-
-
-def _mode(where: str, value: Any) -> Mode:
-    try:
-        return Mode(value)
-    except ValueError:
-        raise InvalidRule(f"{where}: on_store_failure is one of {', '.join(Mode)}, not {short(value)}") from None
 
 
 NO_RULES = Ruleset()

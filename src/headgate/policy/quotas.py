@@ -27,8 +27,8 @@ from headgate.core.grammar import MAX_TEXT
 from headgate.core.numbers import EXACT
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
-from headgate.policy.model import BURST_OR_CAPACITY
 
+BURST_OR_CAPACITY = "burst and capacity are two ways to say the same: give one of them"
 _MEANING = ProblemKind.MEANING
 _PERCENT = Scalar.whole(1, 100)
 _TEXT = Scalar.text(

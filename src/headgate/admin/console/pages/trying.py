@@ -12,7 +12,7 @@ from litestar import Request, Response, get
 from headgate.admin.console.rendering import link, page
 from headgate.admin.routes.asking import VIEWER, Admin
 from headgate.core.errors import UsageError
-from headgate.policy.forms import METHODS
+from headgate.policy.model import METHODS
 from headgate.policy.request import Request as Asked
 
 _PRINCIPALS = ("user", "apikey", "ip")
