@@ -1,8 +1,9 @@
 """The forms that operators write: rules, tiers, users with their overrides, lists, and a file of all.
 
-Their fields are declared in `headgate.policy.model` and `headgate.policy.quotas`. From them come the loading of YAML and JSON, every message about what is wrong, and the JSON Schema for editors.
-The schema knows the form of single fields and which go together. What needs the whole file (whether a rule that is
-named exists) or arithmetic (whether a quota can be computed exactly) only the loader knows.
+Fields are declared in `headgate.policy.model` and `headgate.policy.quotas`. The loading of YAML and JSON, every message
+about what is wrong, and the JSON Schema for editors follow from them. The schema knows the form of single fields and
+which go together. What needs the whole file (whether a rule that is named exists) or arithmetic (whether a quota can be
+computed exactly) only the loader knows.
 """
 
 from __future__ import annotations

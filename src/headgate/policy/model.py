@@ -1,9 +1,9 @@
 """What an operator writes, as values: rules, tiers, users, lists, and what happens when nothing matches.
 
-Each field is declared here once: its type, its default, what it means, and its form in YAML or JSON. From that follow the
-reading and writing of files, the JSON Schema and the bodies of the admin API (`headgate.policy.forms`), and the checks of
-types. A value that exists is acceptable: everything is checked when it is made (raises InvalidRule), and a `Ruleset` also
-as a whole. What these values mean for a request is said in `headgate.policy.compiled`.
+Each field is declared here once: its type, its default, what it means, and its form in YAML or JSON. The reading and
+writing of files, the JSON Schema, the bodies of the admin API and the checks of types follow from that. A value that
+exists is acceptable: everything is checked when it is made (raises InvalidRule), and a `Ruleset` also as a whole. What
+these values mean for a request is said in `headgate.policy.compiled`.
 """
 
 from __future__ import annotations
