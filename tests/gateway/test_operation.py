@@ -399,13 +399,15 @@ def test_a_port_that_is_taken_is_told(running: Gateway, orders: Upstream) -> Non
 
 
 def test_a_server_that_hangs_gets_no_requests_for_a_while(orders: Upstream) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as hung:
+    """Requests come one after the other, and it accepts every connection."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1000) as hung:
         endpoints = [f"127.0.0.1:{port}" for port in (orders.port, hung.getsockname()[1])]
         services = {"orders": {"endpoints": endpoints, "timeout": "500ms"}}
         with gateway(minimal(orders.port, services=services)) as found:
             found.started()
             ejected = 'envoy_cluster_outlier_detection_ejections_active{envoy_cluster_name="orders"}'
             until(lambda: found.get().status in {200, 504} and found.metric(ejected) == 1, "it is ejected", SECONDS)
+            assert found.metric('envoy_cluster_upstream_rq_timeout{envoy_cluster_name="orders"}') < 20
 
 
 def test_its_end_is_announced_and_what_is_in_progress_is_answered_before_it(running: Gateway, orders: Upstream) -> None:

@@ -148,6 +148,10 @@ _EJECTION: Json = {
     "split_external_local_origin_errors": True,
     "consecutive_local_origin_failure": 2,
     "enforcing_consecutive_local_origin_failure": 100,
+    "failure_percentage_threshold": 50,
+    "failure_percentage_minimum_hosts": 1,
+    "failure_percentage_request_volume": 1,
+    "enforcing_failure_percentage_local_origin": 100,
     "interval": "1s",
     "base_ejection_time": "10s",
     "max_ejection_percent": 50,
@@ -156,8 +160,9 @@ _EJECTION: Json = {
     ),
     "enforcing_local_origin_success_rate": 0,
 }
-"""A server that lets two requests in a row time out, or cannot be reached, gets none for a while. What it answers is
-its own affair, errors included."""
+"""A server that lets two requests in a row time out, or cannot be reached, gets none for a while. So does one for which
+at least half of what happened in a second was a failure: each request that finds a connection counts as a success, so
+that requests one after the other never fail in a row. What a server answers is its own affair, errors included."""
 
 
 def _listener(gateway: Gateway, listener: GatewayListener, folder: str) -> Json:
