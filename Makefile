@@ -126,8 +126,7 @@ lint: $(VENV)/.dev
 	@echo "ruff ..."
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
-	@echo "mypy ..."
-	@$(BIN)/mypy
+	$(call watched,mypy,$(BIN)/mypy)
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix-only --quiet .
@@ -145,17 +144,18 @@ SITE ?= site
 docs: $(VENV)/.dev
 	@rm -rf $(VENV)/site && mkdir $(VENV)/site
 	@ln -s $(foreach each,README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs examples deploy src,$(CURDIR)/$(each)) $(VENV)/site
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict --config-file docs/mkdocs.yml --site-dir $(abspath $(SITE))
+	$(call watched,building the site,NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict \
+	  --config-file docs/mkdocs.yml --site-dir $(abspath $(SITE)))
 	@echo "to read it: $(PYTHON) -m http.server --directory $(SITE) --bind 127.0.0.1 8000"
 
 screenshots: servers $(VENV)/.dev
 	@$(BIN)/python docs/screenshots.py
 
 bare:
-	@tests/bare.sh
+	$(call watched,checking on a minimal Debian,tests/bare.sh)
 
 image:
-	@tests/image.sh
+	$(call watched,making the image,tests/image.sh)
 
 # The chart with its own values, less what only Helm reads.
 manifest: $(VENV)/.dev
@@ -167,7 +167,7 @@ LOCK := $(BIN)/uv --quiet pip compile --upgrade --universal --python-version 3.1
   --no-header --no-annotate --output-file
 lock: $(VENV)/.dev
 	@$(BIN)/pip install --quiet uv  # it depends on nothing
-	@$(LOCK) deploy/requirements.lock --extra admin --extra otel pyproject.toml
+	$(call watched,locking versions,$(LOCK) deploy/requirements.lock --extra admin --extra otel pyproject.toml)
 	@echo hatchling | $(LOCK) deploy/build.lock -
 
 # Compressed as they are served. SHA256SUMS is of the files as their authors publish them.
@@ -185,13 +185,12 @@ swagger:
 
 # What is uploaded is what was checked: both packages, installed in an environment of their own.
 release: $(BIN)/python
-	@echo "building dist/ ..."
 	@rm -rf dist $(VENV)/release
 	@$(PYTHON) -m venv $(VENV)/release
-	@$(VENV)/release/bin/pip install --quiet build twine
-	@$(VENV)/release/bin/python -m build >$(VENV)/release/log || { cat $(VENV)/release/log; exit 1; }
+	$(call watched,installing what builds packages,$(VENV)/release/bin/pip install --quiet build twine)
+	$(call watched,building dist/,$(VENV)/release/bin/python -m build >$(VENV)/release/log || { cat $(VENV)/release/log; false; })
 	@$(VENV)/release/bin/twine check --strict dist/*
-	@tests/release.sh dist/*.tar.gz dist/*.whl
+	$(call watched,checking the packages,tests/release.sh dist/*.tar.gz dist/*.whl)
 
 clean:
 	rm -rf $(VENV)

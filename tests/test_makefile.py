@@ -111,6 +111,35 @@ def test_the_example_gets_the_gateway_and_the_service_does_not(machine: Machine)
     assert machine.make("demo", "KEEP=1").stdout.splitlines()[-1] == "python -m examples.demo --keep"
 
 
+def test_work_that_goes_on_is_shown_every_ten_seconds(machine: Machine) -> None:
+    machine.python()
+    machine.python(".venv/bin/python")
+    machine.put("sleep", "[ ! -e slept ] || : >slept-again; : >slept")  # on this machine, time passes at once
+    machine.put(".venv/bin/pip", "until [ -e slept-again ]; do :; done")
+    machine.put(".venv/bin/headgate", "exit 0")
+    said = machine.make("run").stdout
+    assert said.startswith("installing headgate ...\ninstalling headgate ... 10 s\n")
+
+
+@pytest.mark.parametrize(
+    ("goal", "slow"),
+    [
+        ("lint", ["mypy"]),
+        ("docs", ["building the site"]),
+        ("lock", ["locking versions"]),
+        ("bare", ["checking on a minimal Debian"]),
+        ("image", ["making the image"]),
+        ("release", ["installing what builds packages", "building dist/", "checking the packages"]),
+    ],
+)
+def test_goals_that_take_long_show_that_they_go_on(machine: Machine, goal: str, slow: list[str]) -> None:
+    machine.python()
+    machine.python(".venv/bin/python")
+    would_run = machine.make("--dry-run", goal).stdout
+    for each in slow:
+        assert f'echo "{each} ... $past s"' in would_run
+
+
 def test_an_old_python_is_told_of(machine: Machine) -> None:
     machine.put("python3", "exit 1")
     assert machine.make("run").stderr.startswith("Python 3.11 or later is needed; another one: make PYTHON=")
