@@ -166,8 +166,27 @@ def test_a_file_that_was_just_got_differs_in_nothing(operator: Operator, tmp_pat
     file.write_text(f"{file.read_text()}\nusers: {{}}\n")
     assert operator.run("rules", "diff", str(file)) == "no difference\n", "what has an end is not for files"
     ended = ("rules", "apply", str(file), "--replace-users")
-    assert "would delete 1 user\n1 change," in operator.run(*ended, "--dry-run")
-    assert "deleted 1 user\n1 change," in operator.run(*ended, "--yes")
+    assert "would delete 1 user, 1 override\n1 change," in operator.run(*ended, "--dry-run")
+    assert "deleted 1 user, 1 override\n1 change," in operator.run(*ended, "--yes")
+
+
+def test_overrides_that_a_file_takes_from_users_are_counted_and_asked_about(operator: Operator, tmp_path: Path) -> None:
+    """A colleague may have set them for users who stay in the file."""
+    file = tmp_path / "rules.yaml"
+    before = operator.run("rules", "get")
+    for name in ("ada", "bob"):
+        operator.run("users", "override", name, "orders-user", "--limit", "9")
+    file.write_text(operator.run("rules", "get"))
+    operator.run("users", "override", "ada", "all-ip", "--limit", "5")
+    command = ("rules", "apply", str(file))
+    assert "update user ada\nwould delete 1 override\n1 change," in operator.run(*command, "--dry-run")
+    assert "This deletes 1: override all-ip of user ada. Go on?" in operator.run(*command, code=2)
+    operator.agree(*command, meanwhile=lambda: None)
+    assert operator.run("rules", "diff", str(file)) == "no difference\n"
+    operator.run("users", "override", "bob", "all-ip", "--limit", "5")
+    file.write_text(f"{before}\nusers: {{}}\n")
+    told = operator.run(*command, "--yes")
+    assert "deleted 2 users, 3 overrides\n2 changes," in told, "those of a user who goes as well"
 
 
 def test_changes_of_fields_are_revisions_that_are_listed_and_undone(

@@ -88,7 +88,7 @@ class RuleChanges:
         """Take back what a revision did; says what that changes, up to a limit. Raises as `Catalog.undo` does."""
         with _without_collections():
             done = await self._rules.undo(number, actor, expected, force=force, dry_run=dry_run)
-        return {"undone": number, "total": len(done.entries), **done.to_data(dry_run=dry_run, most=limit)}
+        return {"undone": number, **done.to_data(dry_run=dry_run, most=limit)}
 
     async def _say_whom_it_touches(
         self,

@@ -291,7 +291,15 @@ ANSWERS: dict[str, Described] = {
     ),
     "roll_back_rule": record({"revision": (WHOLE, 8), "changed": (YES_OR_NO, True)}),
     "export": ({"description": "A rules file."}, "version: 1\nrules:\n- {id: orders-user, limit: 100, window: 1m}\n"),
-    "apply_file": record({"revision": (WHOLE, 7), "dry_run": (YES_OR_NO, True), "changes": (list_of(_DIFFERENCE), [])}),
+    "apply_file": record(
+        {
+            "revision": (WHOLE, 7),
+            "dry_run": (YES_OR_NO, True),
+            "total": (WHOLE, 1),
+            "counts": ({"type": "object"}, {"update": {"rule": 1}}),
+            "changes": (list_of(_DIFFERENCE), [_UPDATE]),
+        }
+    ),
     **_objects("tier", "premium", ref("tier"), {"orders-user": {"limit": 1000}}),
     **_objects("setting", "default_tier", {}, "premium"),
     "list_users": _page(_USER, _OF_TIER),

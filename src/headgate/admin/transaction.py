@@ -56,18 +56,31 @@ class Changed(NamedTuple):
     def to_data(self, *, dry_run: bool, most: int | None = None) -> dict[str, Any]:
         """Return it as an answer: the numbers of what was created, updated and deleted, and the first `most` changes.
 
-        Deletions come before others; without `most`, all are there.
+        Overrides that users lose are counted beside these changes of users. Deletions come first, then updates of users
+        who lose overrides, then others; without `most`, all are there.
         """
         counts: dict[str, dict[str, int]] = {}
+        lost = [len(lost_overrides(each)) for each in self.entries]
         for each in self.entries:
             of_kind = counts.setdefault(each.action, {})
             of_kind[str(each.kind)] = of_kind.get(str(each.kind), 0) + 1
-        listed = sorted(self.entries, key=lambda each: each.action != "delete")[:most]
+        if any(lost):
+            counts.setdefault("delete", {})["override"] = sum(lost)
+        ranks = [(entry.action != "delete", not count) for entry, count in zip(self.entries, lost, strict=True)]
+        listed = [self.entries[index] for index in sorted(range(len(ranks)), key=ranks.__getitem__)[:most]]
         changes = [
             {"kind": kind, "id": name, "action": action, "before": before, "after": after}
             for action, kind, name, before, after in listed
         ]
-        return {"revision": self.revision, "dry_run": dry_run, "counts": counts, "changes": changes}
+        total = len(self.entries)
+        return {"revision": self.revision, "dry_run": dry_run, "total": total, "counts": counts, "changes": changes}
+
+
+def lost_overrides(entry: audit.AuditEntry) -> set[str]:
+    """Return the ids of the rules of which a user loses overrides."""
+    if entry.kind != ObjectKind.USER or not entry.before:
+        return set()
+    return entry.before.get("overrides", {}).keys() - (entry.after or {}).get("overrides", {}).keys()
 
 
 _Found = dict[tuple[ObjectKind, str], Stored]

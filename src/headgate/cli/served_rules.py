@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -207,8 +209,8 @@ def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
     gone: dict[str, int] = planned["counts"].get("delete", {})
     seen: int | None = None
     if not arguments.dry_run and gone and not arguments.json:
-        first = [change for change in planned["changes"] if change["action"] == "delete"][:10]
-        names = ", ".join(f"{change['kind']} {printable(change['id'])}" for change in first)
+        first = list(islice(_named_deletions(planned["changes"]), 10))
+        names = ", ".join(map(printable, first))
         more = ", ..." if len(first) < sum(gone.values()) else ""
         if not confirmed(arguments, terminal, f"This deletes {sum(gone.values())}: {names}{more}. Go on?"):
             return NO
@@ -231,7 +233,7 @@ def _tell_changes(answer: Json, terminal: Terminal, *, most: int | None) -> None
         terminal.say(f"{change['action']:<6} {change['kind']} {printable(change['id'])}{lately}")
         for found in change.get("what_if", ()):
             terminal.say(f"       {_told_refused(found)} in the last 7 days")
-    total = sum(sum(of_kind.values()) for of_kind in answer["counts"].values())
+    total = answer["total"]
     is_cut = most is not None and total > most
     if is_cut:
         terminal.say(f"... and {total - len(answer['changes'][:most]):,} more; --all lists them")
@@ -241,6 +243,17 @@ def _tell_changes(answer: Json, terminal: Terminal, *, most: int | None) -> None
             terminal.say(f"{f'would {action}' if answer['dry_run'] else f'{action}d'} {numbers}")
     word = "would be " if answer["dry_run"] else ""
     terminal.say(f"{_counted(total, 'change')}, revision {answer['revision']} {word}in force")
+
+
+def _named_deletions(changes: list[Json]) -> Iterator[str]:
+    """Yield the names of what is deleted, and of overrides that users lose."""
+    for change in changes:
+        if change["action"] == "delete":
+            yield f"{change['kind']} {change['id']}"
+        if change["kind"] == "user" and change["before"]:
+            kept = (change["after"] or {}).get("overrides", {})
+            lost = [rule for rule in change["before"].get("overrides", {}) if rule not in kept]
+            yield from (f"override {rule} of user {change['id']}" for rule in lost)
 
 
 def _counted(count: int, noun: str) -> str:
