@@ -80,7 +80,7 @@ def lost_overrides(entry: audit.AuditEntry) -> set[str]:
     """Return the ids of the rules of which a user loses overrides."""
     if entry.kind != ObjectKind.USER or not entry.before:
         return set()
-    return entry.before.get("overrides", {}).keys() - (entry.after or {}).get("overrides", {}).keys()
+    return set(entry.before.get("overrides", {})) - set((entry.after or {}).get("overrides", {}))
 
 
 _Found = dict[tuple[ObjectKind, str], Stored]
