@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headgate import InvalidQuota, LimitExceeded, load_rules
+from headgate.core.errors import InvalidCost
 from headgate.integrations.functions import CallRefused, limited
 from headgate.testing import ManualClock
 from headgate.web.errors import InvalidSettings
@@ -208,6 +209,39 @@ def test_rules_and_names_decide_what_is_shared() -> None:
     send("ada")
     with pytest.raises(LimitExceeded):
         send("ada")
+
+
+def price(*_: Any) -> int:
+    return -1
+
+
+def nobody(*_: Any) -> str:
+    return ""
+
+
+async def price_later(*_: Any) -> int:
+    return -1
+
+
+class Price:
+    def __call__(self, *_: Any) -> int:
+        return -1
+
+
+@pytest.mark.parametrize("function", [price, price_later, Price()])
+def test_a_wrong_cost_names_the_function_that_returned_it(function: Any) -> None:
+    @limited("5/minute", cost=function)
+    async def fetch() -> None: ...
+
+    name = getattr(function, "__name__", "Price")
+    with pytest.raises(InvalidCost, match=rf"not -1, which {__name__}\.{name} returned"):
+        asyncio.run(fetch())
+
+
+def test_a_key_function_that_finds_nothing_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(CallRefused):
+        limited("5/minute", key=nobody)(price)()
+    assert f"the key function {__name__}.nobody returned nothing" in caplog.text
 
 
 def test_nobody_without_a_key_passes() -> None:

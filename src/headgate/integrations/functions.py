@@ -247,11 +247,13 @@ def key_of(function: Callable[..., Any] | None) -> Callable[[Invocation], Any]:
 def _unpacked(function: Callable[..., Any]) -> Callable[[Invocation], Any]:
     if inspect.iscoroutinefunction(function):
 
+        @wraps(function)
         async def told_async(call: Invocation) -> Any:
             return await function(*call.args, **call.kwargs)
 
         return told_async
 
+    @wraps(function)
     def told(call: Invocation) -> Any:
         return function(*call.args, **call.kwargs)
 

@@ -21,7 +21,16 @@ from headgate.engine import AsyncEngine, Engine, Ruling
 from headgate.engine.verbs import Rules
 from headgate.flows import drive, drive_async
 from headgate.integrations.answers import Answers, Refusal
-from headgate.integrations.budgets import AsyncCounter, Budget, Counter, QuotaQuestion, Quotas, QuotasOfKey, name_of
+from headgate.integrations.budgets import (
+    AsyncCounter,
+    Budget,
+    Counter,
+    QuotaQuestion,
+    Quotas,
+    QuotasOfKey,
+    name_of,
+    name_of_function,
+)
 from headgate.integrations.visit import DEFAULT, UNDECIDED, UNREADABLE, Asked, EmptyKey, Flow, T, Visit
 from headgate.policy.request import USER, Request, UnknownRule
 from headgate.stores import open_resilient_async_store, open_resilient_store
@@ -232,7 +241,9 @@ class Gatekeeping:
         """Whether somebody without a key is counted by address. Raises EmptyKey if not."""
         if self._on_empty_key == "address":
             return True
-        self._warn(f"the key function {budget.key or self.key!r} returned nothing: such requests are refused")
+        function = budget.key or self.key
+        assert function is not None  # noqa: S101  whoever asks has got nothing of it
+        self._warn(f"the key function {name_of_function(function)} returned nothing: such requests are refused")
         raise EmptyKey("This request does not say whom it is from, so it cannot be counted.")
 
     def key_of_address(self, peer: str | None, lines: HeaderLines = ()) -> str:

@@ -20,7 +20,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import CostTooLarge, InvalidCost, InvalidKey, UsageError
 from headgate.core.numbers import short
 from headgate.integrations.answers import Refusal
-from headgate.integrations.budgets import Budget, QuotaQuestion, name_of
+from headgate.integrations.budgets import Budget, QuotaQuestion, name_of, name_of_function
 from headgate.policy.request import USER, InvalidRequest, Request
 from headgate.policy.selection import Verdict
 from headgate.web.errors import AmbiguousIdentity
@@ -319,7 +319,8 @@ class Visit(msgspec.Struct, eq=False):
         """Return the cost that a function finds."""
         cost = yield function(self.request)
         if type(cost) is not int or cost < 0:
-            raise InvalidCost(f"a cost is a whole number, 0 or above, not {short(cost)}, which {function!r} returned")
+            name = name_of_function(function)
+            raise InvalidCost(f"a cost is a whole number, 0 or above, not {short(cost)}, which {name} returned")
         return cost
 
     def _key(self, budget: Budget) -> Flow[str]:
