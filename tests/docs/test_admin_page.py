@@ -121,8 +121,8 @@ def test_a_key_that_is_not_good_is_told_where_it_goes(
 def test_the_admin_page_has_the_figures_of_the_code() -> None:
     reads, writes, failures = (each.partition("/") for each in (READS, WRITES, FAILURES))
     assert {reads[2], writes[2], failures[2]} == {"minute"}
-    assert f"may read {reads[0]} times and change something {writes[0]} times a minute" in PAGE
-    assert f"has sent {failures[0]} keys that are not good in a minute" in PAGE
+    assert f"can read {reads[0]} times and write {writes[0]} times a minute" in PAGE
+    assert f"has sent {failures[0]} invalid keys in a minute" in PAGE
     assert f"at most {MAX_BODY:,} bytes" in PAGE
     assert f"`--audit-days`, {RETENTION_DAYS} by default" in PAGE
     assert f"(`step=minute`) for {usage.MINUTES_DAYS} days" in PAGE
