@@ -548,6 +548,23 @@ class TestAudit:
 
         on(url, work)
 
+    def test_a_beginning_that_was_deleted_shows_and_hinders_nothing(self, url: str) -> None:
+        day = 86_400_000_000
+
+        async def work(catalog: Catalog) -> None:
+            for number in range(2):
+                change = [Operation(ObjectKind.RULE, "a", {"limit": number + 1, "window": "1s"})]
+                await Catalog(catalog.database, clock=lambda: 0).change(change, ME)
+            async with catalog.database.exclusively() as connection:
+                await connection.execute(text("DELETE FROM audit_start"))
+                assert await audit.prune(connection, 200 * day) == 0
+                assert "where the trail begins was deleted" in (await audit.verify(connection)).fault
+                await connection.execute(text("DELETE FROM audit"))
+                assert "where the trail begins was deleted" in (await audit.verify(connection)).fault
+            await catalog.change([Operation(ObjectKind.RULE, "a", {"limit": 9, "window": "1s"})], ME)
+
+        on(url, work)
+
 
 _BODIES = st.fixed_dictionaries({"limit": st.integers(1, 9), "window": st.sampled_from(["1s", "1m"])})
 _DOCUMENTS = st.fixed_dictionaries(

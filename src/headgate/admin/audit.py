@@ -94,6 +94,8 @@ async def verify(connection: AsyncConnection, contains: str = "") -> AuditChain:
     """Go through the whole chain; `contains` is a digest that must be in it, if given."""
     start, cut = await _start(connection), None
     sequence, previous, count = start["sequence"], start["digest"], 0
+    if not start["digest"]:
+        return AuditChain(0, "", "the record of where the trail begins was deleted")
     missing = bool(contains) and contains != previous
     async for row in _rows(connection):
         sequence += 1
@@ -172,9 +174,9 @@ _DIGESTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii
 
 
 async def _start(connection: AsyncConnection) -> dict[str, Any]:
-    """Return the sequence and the digest of the entry before the first one."""
+    """Return the sequence and the digest of the entry before the first one; where that was deleted, no digest."""
     start = await connection.execute(select(audit_start.c.sequence, audit_start.c.digest))
-    return dict(start.mappings().one())
+    return dict(start.mappings().one_or_none() or {"sequence": 0, "digest": ""})
 
 
 async def _end(connection: AsyncConnection) -> tuple[int, str]:
