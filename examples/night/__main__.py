@@ -47,7 +47,10 @@ class Night:
         self._redis_port = _free_port()
         self._redis: subprocess.Popen[bytes] | None = None
         self.url = ""
-        self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HEADGATE_PROGRESS": "off"}
+        others = {
+            name: text for name, text in os.environ.items() if not name.startswith("HEADGATE_")
+        }  # of your service
+        self._environment = {**others, "PYTHONUNBUFFERED": "1", "HEADGATE_PROGRESS": "off"}
 
     def start_redis(self) -> None:
         program = shutil.which("redis-server") or ""
