@@ -16,7 +16,8 @@ import yaml
 from headgate.config.problems import InvalidRules
 from headgate.gateway.forms import gateway_schema
 from headgate.gateway.loading import load_gateway
-from headgate.gateway.model import Cors, HealthCheck, UpstreamEndpoint
+from headgate.gateway.model import Cors, HealthCheck
+from headgate.gateway.scalars import UpstreamEndpoint
 from tests.server.process.certificates import Authority
 
 DIGEST = "0" * 64

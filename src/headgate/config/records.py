@@ -16,14 +16,14 @@ What is read from data is checked by its form. `check_types` is for callers in P
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, field, fields
 from enum import StrEnum
 from functools import cache, partial
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from headgate.config.schema import Field, Form, Meaningless, Scalar
+from headgate.config.schema import Field, Form, Meaningless, Scalar, Values
 from headgate.core.errors import InvalidRule
 from headgate.core.numbers import short
 
@@ -32,23 +32,62 @@ _Check = Callable[[Any], Any]
 """Returns a value as a record has it. Raises Meaningless with the end of a message that begins with its name."""
 
 
-def declared(form: Form | None, about: str, default: Any = MISSING, *, factory: Any = MISSING) -> Any:
+def declared(
+    form: Form | None,
+    about: str,
+    default: Any = MISSING,
+    *,
+    factory: Any = MISSING,
+    key: str = "",
+    is_secret: bool = False,
+) -> Any:
     """Declare a field of a dataclass that has a default.
 
-    A form that is not known yet is None, and comes from `fields_of`.
+    Args:
+        form: of its values; None: it is not known yet, and comes from `fields_of`.
+        about: what it means.
+        default: what it is where it is not given.
+        factory: makes that.
+        key: its name in data, if that is another one; after a part of the data and a dot, it is in there.
+        is_secret: whether it is not shown.
     """
-    return field(default=default, default_factory=factory, metadata={_DECLARED: (form, about, False)})
+    metadata = {_DECLARED: (key, form, about, False)}
+    return field(default=default, default_factory=factory, repr=not is_secret, metadata=metadata)
 
 
 def needed(form: Form, about: str) -> Mapping[str, Any]:
     """Declare a field that has no default, as the metadata of `dataclasses.field`."""
-    return {_DECLARED: (form, about, True)}
+    return {_DECLARED: ("", form, about, True)}
 
 
-def fields_of(kind: type, **forms: Form) -> dict[str, Field]:
-    """Return the fields that a dataclass declares, by name; `forms` are those that it does not know itself."""
-    found = {each.name: each.metadata[_DECLARED] for each in fields(kind) if _DECLARED in each.metadata}
-    return {name: Field(forms.get(name) or form, *others) for name, (form, *others) in found.items()}
+def fields_of(kind: type, part: str = "", **forms: Form) -> dict[str, Field]:
+    """Return the fields that a dataclass declares, by their names in data or in a part of it.
+
+    Args:
+        kind: the dataclass.
+        part: the name of the part; empty: what is in none.
+        forms: those that the dataclass does not know itself.
+    """
+    return {
+        key: Field(forms.get(key) or form, about, required)
+        for key, _, (form, about, required) in _declarations(kind, part)
+    }
+
+
+def values_of(kind: type, read: Values, part: str = "") -> Values:
+    """Return the arguments of a dataclass that have been read, by their names there; lists become tuples."""
+    found = {name: read[key] for key, name, _ in _declarations(kind, part) if key in read}
+    return {name: tuple(value) if type(value) is list else value for name, value in found.items()}
+
+
+def _declarations(kind: type, part: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield the name of each field in data, that in the dataclass, and what is declared of it."""
+    for each in fields(kind):
+        if _DECLARED in each.metadata:
+            given, *others = each.metadata[_DECLARED]
+            of, _, key = (given or each.name).rpartition(".")
+            if of == part:
+                yield key, each.name, others
 
 
 def check_types(what: str, record: Any) -> None:
@@ -78,7 +117,7 @@ def check_mapping(what: str, values: Any, kind: type) -> None:
 def _checks(kind: type) -> list[tuple[str, _Check]]:
     hints = get_type_hints(kind)
     return [
-        (each.name, _check_of(hints[each.name], each.metadata.get(_DECLARED, (None,))[0]))
+        (each.name, _check_of(hints[each.name], each.metadata.get(_DECLARED, ("", None))[1]))
         for each in fields(kind)
         if each.init
     ]

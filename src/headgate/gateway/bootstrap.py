@@ -20,7 +20,6 @@ from headgate.gateway.model import (
     Gateway,
     GatewayListener,
     HealthCheck,
-    UpstreamEndpoint,
     UpstreamService,
     UpstreamTls,
 )
@@ -32,6 +31,7 @@ from headgate.gateway.routing import (
     redirect_configuration,
     route_configuration,
 )
+from headgate.gateway.scalars import UpstreamEndpoint
 
 CLUSTERS, SECRETS, ROUTES, LISTENERS = "clusters", "secrets", "routes", "listeners"
 """The kinds of resources, and the files that they are in, without ``.json``."""

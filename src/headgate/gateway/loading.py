@@ -18,6 +18,7 @@ import msgspec
 
 from headgate.config.problems import Finding, Findings, InvalidRules, Locator, ProblemKind, in_order, render, shown
 from headgate.config.problems import Path as Place
+from headgate.config.records import values_of
 from headgate.config.schema import Record, Values
 from headgate.config.yaml_text import Document, text_of
 from headgate.core.errors import UsageError
@@ -31,11 +32,10 @@ from headgate.gateway.model import (
     Gateway,
     GatewayListener,
     GatewayRoute,
-    UpstreamEndpoint,
     UpstreamService,
     UpstreamTls,
 )
-from headgate.gateway.scalars import Folder
+from headgate.gateway.scalars import Folder, UpstreamEndpoint
 from headgate.policy.loading import from_data, load
 from headgate.server.identity.loading import HOLDER, without_secrets
 from headgate.stores import open_store
@@ -103,12 +103,6 @@ def _complete(form: Record, read: Values, kind: str) -> Iterator[tuple[Place, Va
 
 def _has_all(form: Record, part: Values | None) -> bool:
     return part is not None and part.keys() >= {*form.required}
-
-
-def _given(read: Values, *names: str, **others: str) -> Values:
-    """Return the fields that a file has, by their names in the model, which has defaults for the others."""
-    found = {name: name for name in names} | others
-    return {name: read[field] for name, field in found.items() if field in read}
 
 
 def _is_whole(written: Values, read: Values) -> bool:
@@ -179,22 +173,15 @@ class _Building:
             return None
         admin = read.get("admin")
         return Gateway(
-            tuple(listeners.values()),
-            services,
-            tuple(routes.values()),
-            decisions,
-            issuers=issuers,
-            ignore_case=ignore_case,
+            listeners=tuple(listeners.values()),
+            services=services,
+            routes=tuple(routes.values()),
+            decisions=decisions,
             admin=self._listener(("admin",), admin) if admin else None,
-            **_given(identity, "api_keys", "trusted_hops", "ipv6_prefix"),
-            **_given(read, "on_headgate_failure", "threads", "access_log", "drain_delay", drain_seconds="drain"),
-            **_given(
-                limits,
-                max_connections="connections",
-                max_header_kb="header_kb",
-                max_body_mb="body_mb",
-                idle_timeout="idle",
-            ),
+            **values_of(Gateway, read)
+            | values_of(Gateway, identity, "identity")
+            | values_of(Gateway, limits, "limits")
+            | {"issuers": issuers, "ignore_case": ignore_case},
         )
 
     def _listener(self, path: Place, read: Values) -> GatewayListener:
@@ -202,10 +189,8 @@ class _Building:
         if given and "redirect_to" in read:
             self._note((*path, "redirect_to"), "what has TLS needs no redirect to it", "Remove tls or redirect_to.")
         certificates = [self._certificate((*path, "tls"), each) for each in given if _has_all(TLS, each)]
-        address = read.get("address", "127.0.0.1")
-        return GatewayListener(
-            address, read["port"], tuple([each for each in certificates if each]), read.get("redirect_to", 0)
-        )
+        found = {"certificates": tuple([each for each in certificates if each])}
+        return GatewayListener(**values_of(GatewayListener, read) | found)
 
     def _certificate(self, path: Place, read: Mapping[str, str]) -> Certificate | None:
         chain, key = (self._folder.text((*path, name), read[name]) for name in ("certificate", "key"))
@@ -229,8 +214,7 @@ class _Building:
         if not read["endpoints"]:
             self._note((*path, "endpoints"), "names no server", 'Write where it is: ["10.0.0.5:8000"].')
         tls = self._upstream_tls((*path, "tls"), read["tls"], read["endpoints"]) if "tls" in read else None
-        given = _given(read, "health_check", "connect_timeout", "timeout", "retries", is_http2="protocol")
-        return UpstreamService(str(path[1]), tuple(read["endpoints"]), tls=tls, **given)
+        return UpstreamService(str(path[1]), **values_of(UpstreamService, read) | {"tls": tls})
 
     def _upstream_tls(
         self, path: Place, read: Mapping[str, str], endpoints: Iterable[UpstreamEndpoint]
@@ -252,15 +236,12 @@ class _Building:
             known = ", ".join(services)
             self._note((*path, "service"), f"there is no service {read['service']!r}", hint or f"There are: {known}.")
         cors = read.get("cors")
-        plain = ("require", "cost", "cost_from_response", "attributes", "websocket", "timeout", "rewrite")
-        return GatewayRoute(
-            read["path"],
-            read["service"],
-            tuple(self._host((*path, "hosts"), host) for host in read.get("hosts", ())),
-            tuple(sorted(set(read.get("methods", ())))),
-            cors=None if cors is None else self._cors((*path, "cors"), cors),
-            **_given(read, *plain, remove_credentials="credentials"),
-        )
+        found = {
+            "hosts": tuple(self._host((*path, "hosts"), host) for host in read.get("hosts", ())),
+            "methods": tuple(sorted(set(read.get("methods", ())))),
+            "cors": None if cors is None else self._cors((*path, "cors"), cors),
+        }
+        return GatewayRoute(**values_of(GatewayRoute, read) | found)
 
     def _host(self, path: Place, host: str) -> str:
         """Return a host as Envoy compares it."""
@@ -281,11 +262,10 @@ class _Building:
         return bool(known if wanted is None else wanted)
 
     def _cors(self, path: Place, read: Values) -> Cors:
-        origins = _without_gaps(read.get("origins", []))
-        if "*" in origins and read.get("credentials"):
+        given = {"origins": (), **values_of(Cors, {name: _without_gaps(value) for name, value in read.items()})}
+        if "*" in given["origins"] and read.get("credentials"):
             self._note((*path, "credentials"), "cookies for every origin would let any page act as its visitor")
-        max_age = int(read.get("max_age", 600))
-        return Cors(tuple(origins), tuple(read.get("headers", ())), read.get("credentials", False), max_age)
+        return Cors(**given)
 
     def _check_unique(self, listeners: Mapping[Place, GatewayListener], admin: int | None) -> None:
         seen: set[int] = set()
@@ -343,20 +323,19 @@ class _Building:
             tls = self._upstream_tls(place, given["tls"], [given["address"]]) if "tls" in given else None
             place = ("decisions", "caller_key_file")
             key = self._folder.text(place, given[place[1]]) if place[1] in given else ""
-            return DecisionService(
-                remote=given["address"], remote_tls=tls, caller_key=(key or "").strip(), **_given(given, "timeout")
-            )
+            found = {"remote_tls": tls, "caller_key": (key or "").strip(), "workers": 1}
+            return DecisionService(**values_of(DecisionService, given, "decisions") | found)
         for name in ("tls", "caller_key_file"):
             if name in given:
                 self._note(("decisions", name), "is for a service elsewhere", "Give its address, too.", at_key=True)
         if "rules" not in {*data, *GATEWAY.misspelt(data, self._findings)}:
             self._note((), "there are no rules", "Write rules: FILE, or the rules themselves.")
-        settings = {"store": store, **_given(read, "store", "on_store_failure"), **_given(given, "workers", "timeout")}
-        found = DecisionService(rules, **settings)
-        if found.workers > 1 and not found.store.lower().startswith("redis"):
-            message = f"{found.workers} workers need a store that they share"
+        settings: Values = {"store": store, **values_of(DecisionService, read)}
+        service = DecisionService(rules, **settings | values_of(DecisionService, given, "decisions"))
+        if service.workers > 1 and not service.store.lower().startswith("redis"):
+            message = f"{service.workers} workers need a store that they share"
             self._note(("decisions", "workers"), message, "Say store: redis://HOST.")
-        return found
+        return service
 
     def _note(self, path: Place, message: str, hint: str = "", *, at_key: bool = False) -> None:
         self._findings.add(path, message, hint=hint, kind=_MEANING, at_key=at_key)

@@ -309,7 +309,7 @@ def _cors(route: GatewayRoute, gateway: Gateway) -> Json:
             "allow_methods": ", ".join(methods),
             "allow_headers": ", ".join(dict.fromkeys((*_USUAL_HEADERS, key, *cors.headers))),
             "expose_headers": EXPOSED,
-            "max_age": str(cors.max_age),
+            "max_age": str(int(cors.max_age)),
             "allow_credentials": cors.credentials,
             "forward_not_matching_preflights": False,
         }

@@ -15,7 +15,6 @@ from headgate.config.schema import Form, ListOf, Meaningless, Scalar, Schema
 from headgate.config.times import length
 from headgate.core.quota import SECOND
 from headgate.files import UnreadableFile, content_of
-from headgate.gateway.model import UpstreamEndpoint
 from headgate.policy.paths import normalised
 from headgate.policy.request import InvalidRequest
 from headgate.server.identity.loading import MAX_KEY_FILE
@@ -67,6 +66,23 @@ class OneOrMore:
 
     def schema(self) -> Schema:
         return {"anyOf": [self.of.schema(), {"type": "array", "items": self.of.schema()}]}
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamEndpoint:
+    """One server of a service."""
+
+    host: str
+    port: int
+
+    @property
+    def is_address(self) -> bool:
+        """Whether nothing has to be looked up."""
+        try:
+            ip_address(self.host)
+        except ValueError:
+            return False
+        return True
 
 
 def _endpoint(text: str) -> UpstreamEndpoint:
