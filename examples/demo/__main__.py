@@ -37,8 +37,8 @@ Log in with one of these keys:
 
 Three things to try:
   1. Overview: watch an abuser, a Redis that fails, and a bad publish, which are announced here.
-  2. Who: look for {customer}, see the limits in force, and raise one for an hour.
-  3. Rules: open search-address, a shadow, and see whom it would refuse before you enforce it.
+  2. Who: find {customer}, who complains about refused searches, and raise the limit for an hour.
+  3. Rules: open search-address, a shadow, see whom it would refuse, and enforce it for 5 %.
 
 Decisions: {http}. The files are in {folder}. Ctrl-C ends all of it.
 """
@@ -70,7 +70,7 @@ class Demo:
             known = self._published(Colleague(admin, nodes[0].first_key))
         for node in nodes[1:]:
             node.wait()
-        console, customer, urls = f"{admin}/", self._company.users[0], [node.http for node in nodes]
+        console, customer, urls = f"{admin}/", self._company.free[2], [node.http for node in nodes]
         keys = "\n".join(f"  {role:<7} {known['keys'][role]}" for role in ROLES)
         http = " and ".join(urls)
         print(GUIDE.format(console=console, keys=keys, customer=customer, http=http, folder=self._folder), flush=True)

@@ -26,7 +26,7 @@ _PEOPLE = ("Ada", "Grace", "Linus", "Mei")
 _RULES = Path(__file__).with_name("rules.yaml")
 _EXPORTS = {
     "id": "exports",
-    "name": "Exports of a customer",
+    "name": "Exports per customer",
     "endpoint": "/api/v1/exports",
     "methods": ["POST"],
     "limit": 10,
@@ -36,7 +36,7 @@ _EXPORTS = {
     "refusal_message": "Exports are slow to make. More an hour come with the plan pro.",
 }
 _SEARCH = {
-    "name": "Searches of an address, to be enforced if it touches nobody who is honest",
+    "name": "Searches per address, on trial",
     "dimension": "ip",
     "endpoint": "/api/v1/search",
     "limit": 12,
@@ -77,7 +77,7 @@ def publish(admin: Colleague, company: Company) -> tuple[dict[str, str], dict[st
     ada.ask("POST", "rules", _EXPORTS, reason="Launch of exports")
     ada.ask("PATCH", "tiers/pro", {"exports": {"limit": 50}}, reason="Launch of exports: more for pro")
     ada.ask("PATCH", "tiers/enterprise", {"exports": {"limit": 500}}, reason="Launch of exports: more for enterprise")
-    linus.ask("PUT", "rules/search-address", _SEARCH, reason="Search was slow on Friday: whom would a limit touch?")
+    linus.ask("PUT", "rules/search-address", _SEARCH, reason="Search was slow on Friday: whom would a limit affect?")
     linus.ask("PUT", "rules/scripts", _SCRIPTS, reason="Scrapers: a shadow first")
     keys = {}
     for name in PARTNERS:

@@ -71,7 +71,7 @@ def test_refusals_that_have_risen_since_yesterday_are_named_with_their_rule(url:
         found = await known.found("orders", "steady")
         assert found.keys() == {"refusals_risen /", "refusals_risen /rule?id=orders"}
         assert found["refusals_risen /rule?id=orders"].what == (
-            "Rule orders refuses 60.0% of requests, and 5.0% at this time yesterday"
+            "Rule orders refuses 60.0% of requests, up from 5.0% at this time yesterday"
         )
 
     on(url, work)
@@ -85,7 +85,7 @@ def test_shadows_are_ready_or_harsh_by_what_they_met_in_a_day(url: str) -> None:
             await known.decided(name, 60 * MINUTE_US, **{SHADOW_ALLOWED: allowed, SHADOW_DENIED: denied})
         found = await known.found()
         assert found["shadow_ready"].what == "Shadow rule ready would refuse nothing"
-        assert found["shadow_harsh"].what == "Shadow rule harsh would refuse 30% of what it meets"
+        assert found["shadow_harsh"].what == "Shadow rule harsh would refuse 30% of its requests"
         assert found["shadow_harsh"].link == "/rule?id=harsh"
 
     on(url, work)
@@ -97,7 +97,7 @@ def test_rules_that_meet_no_request_are_unused_once_a_week_is_known(url: str) ->
         await known.decided("used", DAY_US, **{ALLOWED: 1})
         assert "unused_rules" not in await known.found(), "only a day is known"
         await known.decided("used", 8 * DAY_US, **{ALLOWED: 1})
-        assert (await known.found())["unused_rules"].what == "Rule dead met no request for 7 days"
+        assert (await known.found())["unused_rules"].what == "Rule dead matched no request for 7 days"
 
     on(url, work)
 

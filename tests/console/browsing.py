@@ -32,6 +32,8 @@ _AXE = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
 _HOW = {"resultTypes": ["violations"]}
 _COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
 _TAPS = {"runOnly": ["target-size"]}
+_SIDEWAYS = """() => [...document.querySelectorAll(".scroll:not(.tall)")]
+    .filter(each => each.scrollWidth > each.clientWidth).map(each => `${each.ariaLabel}: ${each.scrollWidth} px`)"""
 _WIDE = """() => {
     const root = document.documentElement, excess = root.scrollWidth - root.clientWidth
     const scrolls = element => element && element !== document.body &&
@@ -211,11 +213,13 @@ _SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 
 def assert_fits(page: Page, width: int = PHONE) -> None:
-    """A narrow page needs no scrolling to the side, and fingers can hit what is to be tapped."""
+    """A narrow page and its tables need no scrolling to the side, and fingers can hit what is to be tapped."""
     before = page.viewport_size
     page.set_viewport_size({"width": width, "height": 740})
     excess, wide = page.evaluate(_WIDE)
     assert excess <= 0, f"{page.url} is {excess} px wider than {width}: " + "\n".join(wide)
+    sideways = page.evaluate(_SIDEWAYS)
+    assert not sideways, f"{page.url} at {width} px: " + "\n".join(sideways)
     found = _violations(page, _TAPS)
     assert not found, f"{page.url} at {width} px: " + "\n".join(found)
     if before:

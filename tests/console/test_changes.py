@@ -66,7 +66,7 @@ def test_a_viewer_sees_and_cannot_undo(plane: Plane, browsing: Browsing) -> None
     expect(page.get_by_text("a colleague's slip").first).to_be_visible()
     expect(page.get_by_role("link", name="Undo")).to_have_count(0)
     page.goto(f"/undo?n={number}")
-    expect(page.get_by_role("heading", level=1)).to_have_text("This is not yours to do")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Not allowed")
 
 
 def test_the_audit_trail_says_who_did_what_and_that_it_is_intact(plane: Plane, browsing: Browsing) -> None:

@@ -31,7 +31,7 @@ def test_form_and_yaml_agree_and_a_change_says_what_it_would_have_refused(browsi
     limit.fill("abc")
     expect(page.locator("#wrong-limit")).to_contain_text("'abc' is not a whole number")
     expect(page.locator("#problems")).to_contain_text("Line 3, column 8")
-    expect(effects).to_contain_text("once nothing is wrong")
+    expect(effects).to_contain_text("Correct the errors to see the difference")
     limit.fill("60")
     expect(yaml).to_have_value(
         f"id: {rule}\nendpoint: /{rule}\nlimit: 60\nwindow: 1m\nalgorithm: fixed_window\nwarn_percent: 90\n"
@@ -39,7 +39,7 @@ def test_form_and_yaml_agree_and_a_change_says_what_it_would_have_refused(browsi
     expect(page.locator("#wrong-limit")).to_be_empty()
     expect(effects.locator(".added")).to_have_text("+ limit: 60")
     expect(effects).to_contain_text("30 of 155 units")
-    expect(effects).to_contain_text("it refused 5 of 155 requests")
+    expect(effects).to_contain_text("The rule in force refused 5 of 155 requests")
     assert_accessible(page)
     assert_fits(page)
     yaml.fill(f"# mine\nid: {rule}\nlimit: 50\nwindow: 1m\nwindw: 1m\n")
@@ -68,7 +68,7 @@ def test_a_new_rule_begins_in_shadow_and_all_works_without_a_script(browsing: Br
     yaml = page.get_by_label("YAML")
     yaml.fill(yaml.input_value() + "\nrefusal_status: 503")  # both sides
     page.get_by_role("button", name="Preview").click()
-    expect(page.locator("#effects")).to_contain_text("Nothing is known of a new rule")
+    expect(page.locator("#effects")).to_contain_text("A new rule has no history")
     page.get_by_role("button", name="Save in shadow first").click()
     expect(page.get_by_text("The rule counts, and refuses nobody.")).to_be_visible()
     body = plane.ask("GET", f"/rules/{rule}").json()
@@ -79,7 +79,7 @@ def test_a_new_rule_begins_in_shadow_and_all_works_without_a_script(browsing: Br
     page.goto("/rule/new")
     page.get_by_label("Id").fill(rule)  # which exists
     page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.locator("#notices")).to_contain_text("There is a rule of this id already")
+    expect(page.locator("#notices")).to_contain_text("A rule with this ID exists already")
     assert plane.ask("GET", f"/rules/{rule}").json()["version"] == 2
 
 
@@ -96,7 +96,7 @@ def test_of_two_who_edit_one_rule_neither_loses_anything(browsing: Browsing, pla
     two.get_by_label("Limit").fill("12")
     two.get_by_role("button", name="Save", exact=True).click()
     notices = two.locator("#notices")
-    expect(notices).to_contain_text("Somebody else has changed this rule meanwhile")
+    expect(notices).to_contain_text("Someone else has changed this rule in the meantime")
     expect(notices.locator(".added").first).to_be_visible()
     expect(two.get_by_label("Methods")).to_have_value("GET")
     expect(two.get_by_label("Limit")).to_have_value("12")
@@ -154,7 +154,7 @@ def test_what_was_deleted_meanwhile_is_made_again_only_when_asked_for_twice(plan
     plane.ask("DELETE", f"/rules/{rule}")
     refused = httpx.post(f"{plane.address}/rule/edit", data=form, headers=headers)
     assert refused.status_code == 409
-    assert "This rule was deleted meanwhile" in refused.text
+    assert "This rule has been deleted in the meantime" in refused.text
     made = httpx.post(f"{plane.address}/rule/edit", data={**form, "version": "0"}, headers=headers)
     assert made.status_code == 303
     assert plane.ask("GET", f"/rules/{rule}").json()["limit"] == 6

@@ -25,6 +25,9 @@ def _used(plane: Plane) -> None:
     plane.ask("POST", "/consumers", {"name": "shop", "tier": "gold"})
     for user in ("maria", "maria", "maria", "maria", "jan"):
         plane.check(user, f"/{rule}")
+    tried = plane.rule(shadow=True)
+    for _ in range(100):  # by no rule, and so often that they are hot
+        plane.check("visitor", f"/{tried}")
 
 
 @pytest.mark.parametrize("role", ["viewer", "editor", "admin"])

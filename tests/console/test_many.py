@@ -60,7 +60,7 @@ def test_a_rule_is_found_by_a_part_of_its_name_and_by_going_on(full: Plane, brow
     page.get_by_role("link", name="Previous").click()
     expect(first).to_contain_text("rule-00000")
     for part in (LAST, f"Thing {RULES - 1}", f"/{RULES - 1}/"):
-        page.get_by_label("Id, name or endpoint").fill(part)
+        page.get_by_label("ID, name or endpoint").fill(part)
         page.get_by_role("button", name="Filter").click()
         expect(page.locator("tbody tr")).to_have_count(1)
         expect(first).to_contain_text(LAST)

@@ -59,7 +59,7 @@ def test_pages_go_on_without_the_database_and_come_back_with_it(
         send_key(outside, on_postgres.key("viewer"))
         expect(outside.get_by_role("alert")).to_contain_text("database")
         send_key(outside, on_postgres.key("admin"))  # which is known without it
-        expect(outside.get_by_role("alert")).to_contain_text("sessions cannot be kept")
+        expect(outside.get_by_role("alert")).to_contain_text("sessions cannot be saved")
         outside.context.add_cookies([{"name": COOKIE, "value": "x" * 43, "url": on_postgres.address}])
         outside.goto("/rules")
         expect(outside.get_by_role("heading", level=1)).to_have_text("Service Unavailable")

@@ -6,6 +6,7 @@ from playwright.sync_api import expect
 
 from headgate.admin.console.charts import Series, of_series, stacked
 from headgate.admin.console.rendering import difference
+from headgate.observe.logs import Principals
 from tests.console.browsing import Browsing, assert_accessible, assert_fits
 from tests.console.planes import Plane
 
@@ -15,7 +16,7 @@ def test_rules_are_found_by_what_they_are(browsing: Browsing, plane: Plane) -> N
     plain, shadow = plane.rule(f"{word}-plain"), plane.rule(f"{word}-shadow", shadow=True, tier="gold")
     page = browsing.open("viewer")
     page.goto("/rules")
-    page.get_by_label("Id, name or endpoint").fill(word.upper())
+    page.get_by_label("ID, name or endpoint").fill(word.upper())
     page.get_by_role("button", name="Filter").click()
     rows = page.locator("tbody tr")
     expect(rows).to_have_count(2)
@@ -23,7 +24,7 @@ def test_rules_are_found_by_what_they_are(browsing: Browsing, plane: Plane) -> N
     assert_accessible(page)
     assert_fits(page)
     page.get_by_label("State").select_option("shadow")
-    page.get_by_label("Only for the tier").fill("gold")
+    page.get_by_label("Tier").fill("gold")
     page.get_by_role("button", name="Filter").click()
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text(shadow)
@@ -48,6 +49,21 @@ def test_what_a_rule_decided_is_drawn_and_written(browsing: Browsing, plane: Pla
     assert_fits(page)
 
 
+def test_a_shadow_shows_whom_it_would_refuse(browsing: Browsing, plane: Plane) -> None:
+    rule, user = plane.rule(shadow=True, limit=1), plane.unique("eager")
+    page = browsing.open("viewer")
+    page.goto(f"/rule?id={rule}")
+    found = page.locator("#would-refuse")
+    expect(found).to_contain_text("Nobody")
+    for _ in range(200):
+        plane.check(user, f"/{rule}")
+    expect(found.get_by_role("row")).to_have_count(2)
+    assert_accessible(page)
+    found.get_by_role("link").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(Principals().shown(user))
+    expect(page.locator("main")).to_contain_text("Only a digest is known")
+
+
 def test_a_shadow_is_enforced_by_percent_and_rolled_back(browsing: Browsing, plane: Plane) -> None:
     rule = plane.rule(shadow=True)
     page = browsing.open("editor")
@@ -56,7 +72,7 @@ def test_a_shadow_is_enforced_by_percent_and_rolled_back(browsing: Browsing, pla
     page.locator("#reason").fill("after a week")
     page.get_by_role("button", name="Enforce for").click()
     expect(page.locator("#saved")).to_contain_text("Saved as revision")
-    expect(page.get_by_text("enforced for 25 %")).to_be_visible()
+    expect(page.get_by_text("enforced for 25 %", exact=True)).to_be_visible()
     assert plane.ask("GET", f"/rules/{rule}").json()["enforce_percent"] == 25
     assert plane.ask("GET", f"/audit?subject={rule}").json()["items"][0]["reason"] == "after a week"
     assert_accessible(page)
@@ -106,6 +122,10 @@ def test_a_chart_has_round_marks_and_says_when() -> None:
         ("bad", 37.5, 15.0),
         ("shadow", 33.75, 3.75),
     ]
+    ten_minutes = [5_000_000 * number for number in range(120)]
+    assert stacked(ten_minutes, []).times == ["00:00", "00:02", "00:04", "00:06", "00:08", "00:10"]
+    week = [7_200_000_000 * number for number in range(84)]
+    assert stacked(week, []).times == ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed", "Thu"]
     assert stacked(hours, [Series("None", "bad", [0] * 24)]).is_empty
 
 

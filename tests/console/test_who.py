@@ -55,16 +55,16 @@ def test_from_a_complaint_to_a_raised_limit_in_three_clicks(plane: Plane, browsi
     assert_fits(page)
     page.get_by_role("link", name=f"Raise {rule}", exact=True).click()
     expect(page.get_by_label("Limit")).to_have_value("6")
-    expect(page.get_by_text("From the rule.")).to_be_visible()
+    expect(page.get_by_text("The limit is from the rule.")).to_be_visible()
     assert_accessible(page)
     assert_fits(page)
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("status")).to_contain_text("It is in force from the next request on")
+    expect(page.get_by_role("status")).to_contain_text("It applies from the next request on")
     assert page.evaluate("sessionStorage.clicks") == "3"
     until(lambda: decided(plane, user, rule), "the next request passes", 120)
     expect(page.get_by_role("listitem").filter(has_text=rule)).to_contain_text("of 6 used")
     page.get_by_role("button", name=f"End the override of {rule}").click()
-    expect(page.get_by_role("status")).to_contain_text("The override has ended")
+    expect(page.get_by_role("status")).to_contain_text("Override ended")
     until(lambda: not decided(plane, user, rule), "the limit is what it was", 120)
 
 
@@ -102,7 +102,7 @@ def test_any_name_can_be_raised(plane: Plane, browsing: Browsing) -> None:
         page.goto(f"/who?{urlencode({kind: name})}")
         page.get_by_role("link", name=f"Raise {rule}", exact=True).click()
         page.get_by_label("Limit").first.fill("1 000")
-        page.get_by_label("Lasts").select_option("for good")
+        page.get_by_label("Lasts").select_option("permanently")
         page.get_by_label("Reason").fill("ticket 4711")
         page.get_by_role("button", name="Save").click()
         expect(page.get_by_role("status")).to_contain_text("Saved")
@@ -131,17 +131,17 @@ def test_what_cannot_be_is_said_beside_what_was_typed(plane: Plane, browsing: Br
         expect(page.get_by_label(label)).to_have_value(text)
     page.get_by_label("Window").fill("1h")
     page.get_by_label("Limit").fill("7")
-    page.get_by_label("Lasts").select_option("until a moment")
+    page.get_by_label("Lasts").select_option("until a date")
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("alert")).to_contain_text("give the moment when it ends")
-    page.get_by_label("The moment").fill("2020-01-01T00:00")
+    expect(page.get_by_role("alert")).to_contain_text("give the date and time when it ends")
+    page.get_by_label("Date and time").fill("2020-01-01T00:00")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("alert")).to_contain_text("until is in the past")
-    page.get_by_label("The moment").fill("2090-01-01T00:00")
+    page.get_by_label("Date and time").fill("2090-01-01T00:00")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("status")).to_contain_text("Saved")
     late.get_by_role("button", name="Save").click()
-    expect(late.get_by_role("alert")).to_contain_text("somebody else has changed")
+    expect(late.get_by_role("alert")).to_contain_text("someone else has changed")
     found = plane.ask("GET", f"/users/{user}/limits").json()["overrides"]
     assert found == {rule: {"limit": 7, "until": "2090-01-01T00:00:00Z"}}
 
@@ -176,8 +176,8 @@ def test_callers_are_found(plane: Plane, browsing: Browsing) -> None:
     page.goto("/who?address=nowhere")
     expect(page.get_by_role("alert")).to_contain_text("ip is an address such as")
     find(page, f"{base}-three")
-    expect(page.locator("main")).to_contain_text("Nothing is known about")
-    page.get_by_role("link", name="Look at it as a user").click()
+    expect(page.locator("main")).to_contain_text("Nothing found for")
+    page.get_by_role("link", name="Open as a user").click()
     expect(heading).to_have_text(f"{base}-three")
 
 
@@ -194,16 +194,16 @@ def test_an_address_is_reset_and_let_through(plane: Plane, browsing: Browsing) -
     while passes():
         pass
     page.goto("/who?address=203.0.113.77")
-    expect(page.locator("main")).to_contain_text("Overrides are for users. For one address, make a rule")
+    expect(page.locator("main")).to_contain_text("Overrides apply to users. For one address, add a rule")
     expect(page.get_by_role("listitem").filter(has_text=rule)).to_contain_text("1 of 1 used")
     page.get_by_role("button", name=f"Reset {rule}").click()
     expect(page.get_by_role("listitem").filter(has_text=rule)).to_contain_text("0 of 1 used")
     assert passes()
     assert not passes()
     page.get_by_role("button", name="Always allow").click()
-    expect(page.get_by_role("status").filter(has_text="Limits are not asked")).to_contain_text("allow list")
+    expect(page.get_by_role("status").filter(has_text="Limits do not apply")).to_contain_text("allow list")
     until(passes, "it is let through", 120)
-    page.get_by_role("button", name="Take off the allow list").click()
+    page.get_by_role("button", name="Remove from the allow list").click()
     until(lambda: not passes(), "it is limited", 120)
 
 
@@ -237,8 +237,8 @@ def test_a_user_is_moved_to_a_tier(plane: Plane, browsing: Browsing) -> None:
     rule = plane.rule(limit=3)
     plane.ask("PUT", f"/tiers/{tier}?wait=1m", {rule: {"limit": 30}})
     page.goto(f"/who?user={user}")
-    page.get_by_label(f"{user} is of").select_option(tier)
-    page.get_by_role("button", name="Move").click()
+    page.get_by_label(f"Tier of {user}").select_option(tier)
+    page.get_by_role("button", name="Change tier").click()
     expect(page.get_by_role("listitem").filter(has_text=rule)).to_contain_text(f"from tier {tier}")
     expect(page.get_by_role("listitem").filter(has_text=rule)).to_contain_text("of 30 used")
 
@@ -255,7 +255,7 @@ def test_rules_in_a_file_are_only_looked_at(browsing: Browsing, tmp_path: Path) 
         find(page, "ada")
         expect(page.get_by_role("status")).to_contain_text("in the rules file")
         expect(page.get_by_role("listitem").filter(has_text="each")).to_contain_text("of 9 used")
-        for name in ("Raise each", "Change each", "Move", "End the override of each", "Always allow"):
+        for name in ("Raise each", "Change each", "Change tier", "End the override of each", "Always allow"):
             expect(page.get_by_label(name).or_(page.get_by_text(name, exact=True))).to_have_count(0)
         token = page.locator("input[name=csrf]").first.get_attribute("value") or ""
         form: dict[str, str | float | bool] = {"csrf": token, "rule": "each", "version": "1", "limit-0": "99"}
@@ -274,8 +274,8 @@ def test_without_its_database_a_node_shows_what_it_knows(browsing: Browsing) -> 
         expect(page.get_by_role("link", name=user, exact=True)).to_be_visible()
         postgres.stop()
         page.goto(f"/who?user={user}")
-        expect(page.get_by_role("status")).to_contain_text("The database does not answer")
+        expect(page.get_by_role("status")).to_contain_text("The database is unavailable")
         expect(page.get_by_role("listitem").filter(has_text=rule)).to_contain_text("of 9 used")
         expect(page.get_by_role("link", name="Raise")).to_have_count(0)
         find(page, user)
-        expect(page.get_by_role("link", name="Look at it as a user")).to_be_visible()
+        expect(page.get_by_role("link", name="Open as a user")).to_be_visible()

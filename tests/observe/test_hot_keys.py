@@ -46,9 +46,11 @@ def test_all_refusals_count_until_there_are_many() -> None:
 
 def test_lists_of_workers_are_merged_by_key() -> None:
     one = HotList((HotKey("r", "a", 5.0), HotKey("r", "b", 4.0)), (HotKey("r", "a", 1.0),))
-    other = HotList((HotKey("r", "b", 3.0), HotKey("s", "a", 1.0)))
+    other = HotList((HotKey("r", "b", 3.0), HotKey("s", "a", 1.0)), (), (HotKey("t", "a", 2.0),))
     assert merged_lists([one, other]) == HotList(
-        (HotKey("r", "b", 7.0), HotKey("r", "a", 5.0), HotKey("s", "a", 1.0)), (HotKey("r", "a", 1.0),)
+        (HotKey("r", "b", 7.0), HotKey("r", "a", 5.0), HotKey("s", "a", 1.0)),
+        (HotKey("r", "a", 1.0),),
+        (HotKey("t", "a", 2.0),),
     )
     assert len(merged_lists([one, other], most=1).hot) == 1
 

@@ -137,9 +137,9 @@ def test_what_is_written_is_bounded_with_10000_rules_of_long_names_and_hot_keys(
     for name in names[::-1][:100]:
         node.counts(metrics.RULE_DECISIONS, name, SHADOW_DENIED, times=10)
     keys = tuple([HotKey(name[:LONGEST_VALUE], "k" * 1000, 1.0) for name in names[:500]])
-    node.hot = HotList(keys, keys)
+    node.hot = HotList(keys, keys, keys)
     found = node.look()
-    assert len(found.hot) == len(found.denied) == MOST_KEYS
+    assert len(found.hot) == len(found.denied) == len(found.would_refuse) == MOST_KEYS
     assert MOST_RULES <= len(found.rules) <= 3 * MOST_RULES
     assert found.rules[0].rule_id.startswith("09999"), "the busiest first"
     assert len(found.history) == STEPS

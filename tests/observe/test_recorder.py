@@ -227,6 +227,15 @@ def test_hot_and_denied_keys_are_found_by_what_the_rule_counts(recorder: Recorde
     assert {each["key"] for each in report["hot"][:2]} == {"2001:db8:1:2::/64", "ada"}
 
 
+def test_those_that_shadow_rules_would_refuse_are_found(recorder: Recorder, run: Run[Any]) -> None:
+    decisions = Decisions(engine(), recorder)
+    for user in ("ada", "ada", "ada", "bob", "bob", "carl"):
+        run(decisions.check(Request({"user": user}, "/trial")))
+    report = msgspec.json.decode(recorder.hot_keys())
+    assert [(each["key"], each["rule"]) for each in report["would_refuse"]] == [("ada", "trial"), ("bob", "trial")]
+    assert report["denied"] == []
+
+
 def test_a_principal_of_any_length_is_remembered_in_bounded_space(recorder: Recorder, run: Run[Any]) -> None:
     decisions = Decisions(engine(), recorder)
     for _ in range(3):
@@ -313,7 +322,9 @@ def test_descriptor_trees_are_counted_by_domain_and_descriptor(recorder: Recorde
     assert timed(recorder) == {"shop.user": 3}
     assert near_limit(recorder) == {"shop.user": 1, "shop.shadow": 1}
     assert value(text, "headgate_rule_decisions_total", rule="shop.user", outcome="denied", domain="shop") == 1
-    assert msgspec.json.decode(recorder.hot_keys())["denied"][0]["key"] == "user=ada"
+    report = msgspec.json.decode(recorder.hot_keys())
+    assert [each["key"] for each in report["denied"]] == ["user=ada"]
+    assert [each["key"] for each in report["would_refuse"]] == ["shadow=x"]
 
 
 def test_descriptors_that_only_look_or_give_back_decide_nothing(recorder: Recorder, run: Run[Any]) -> None:

@@ -21,7 +21,7 @@ CRITICAL, WARNING, INFO = "critical", "warning", "info"
 _ORDER = (CRITICAL, WARNING, INFO)
 
 
-NO_DATABASE = "the rules come from a file, so that nodes know nothing of each other: this is one of them"
+NO_DATABASE = "rules come from a file, so nodes do not know of each other: these figures are of one node"
 
 
 class Attention(msgspec.Struct, frozen=True):
@@ -59,9 +59,9 @@ def _of_fleet(fleet: Fleet) -> Iterator[Attention]:
             CRITICAL,
             "database",
             "The database is unavailable",
-            f"{fleet.reason[0].upper()}{fleet.reason[1:]}. Decisions go on by the last good rules; nothing can be "
+            f"{fleet.reason[0].upper()}{fleet.reason[1:]}. Decisions continue by the last good rules; nothing can be "
             "changed, and other nodes are not shown.",
-            "Check that the database runs and that this node can reach it: everything resumes automatically.",
+            "Check that the database runs and that this node can reach it. Everything resumes automatically.",
             "/nodes",
         )
     for node in fleet.nodes:
@@ -84,8 +84,8 @@ def _of_fleet(fleet: Fleet) -> Iterator[Attention]:
             WARNING,
             "enforcement",
             f"Limits refuse nothing on {_nodes(counting)}: enforcement is off",
-            "What would be refused is only counted, for every rule.",
-            "If limits are to refuse again: headgate enforcement on, on each of these nodes.",
+            "Every rule only counts what it would refuse.",
+            'To enforce limits again, run "headgate enforcement on" on each of these nodes.',
             "/nodes",
         )
     for what in sorted({name for each in fresh for name in each.broken}):
@@ -93,7 +93,7 @@ def _of_fleet(fleet: Fleet) -> Iterator[Attention]:
             WARNING,
             "configuration",
             f"The last change of {what.replace('_', ' ')} is not in force",
-            "What was changed is not acceptable, so that nodes keep what was in force before.",
+            "It is invalid, so nodes keep what was in force before.",
             "Correct it: the log of the service, and headgate serve --check, say what is wrong and where.",
             "/nodes",
         )
@@ -102,7 +102,7 @@ def _of_fleet(fleet: Fleet) -> Iterator[Attention]:
             CRITICAL,
             "overload",
             f"Nodes turn away {shed:.3g} calls per second to protect themselves",
-            "They are busier than they can be, or a client sends more than its share.",
+            "They are overloaded, or one client sends more than its share.",
             "Add nodes or workers, or limit the client that sends most.",
             "/nodes",
         )
@@ -117,7 +117,7 @@ def _of_node(node: NodeFigures, fleet: Fleet) -> Iterator[Attention]:
             "node_gone",
             f"Node {name} is gone: it last reported {_ago(fleet.now - status.seen_at)} ago",
             "It was killed, its machine is down, or it cannot reach the database. Its requests are not in the figures.",
-            "Look at its log and start it again. A node that stays away is forgotten an hour after its last report.",
+            "Look at its log and start it again. A node that stays gone is dropped an hour after its last report.",
             "/nodes",
         )
     elif is_behind(node, fleet):

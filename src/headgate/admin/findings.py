@@ -59,8 +59,8 @@ async def audit_fault(connection: AsyncConnection) -> list[Attention]:
     if chain is None or not chain.fault:
         return []
     what = "The audit trail was changed from outside"
-    why = f"Its chain of digests does not hold: {chain.fault}. Somebody wrote to the database directly."
-    do = "Compare it with a backup, find who may write to the database, and change that password."
+    why = f"Its chain of digests is broken: {chain.fault}. Someone has written to the database directly."
+    do = "Compare it with a backup, check who can write to the database, and change that password."
     return [Attention(CRITICAL, "audit", what, why, do, "/audit")]
 
 
@@ -84,9 +84,9 @@ def _rise(name: str, present: Iterable[UsagePoint], before: Iterable[UsagePoint]
     return Attention(
         WARNING,
         "refusals_risen",
-        f"{what} {share:.1%} of requests, and {old_share:.1%} at this time yesterday",
-        "More callers run into their limits, or one of them far beyond it.",
-        "Look at who is refused. Stop what misbehaves, or raise the limit of those who need more.",
+        f"{what} {share:.1%} of requests, up from {old_share:.1%} at this time yesterday",
+        "More callers exceed their limits, or one caller exceeds them by far.",
+        "Check who is refused. Stop the abuse, or raise the limit of those who need more.",
         link,
     )
 
@@ -117,9 +117,9 @@ async def _shadows(connection: AsyncConnection, names: Sequence[str], now: int) 
         Attention(
             WARNING,
             "shadow_harsh",
-            f"Shadow rule {name} would refuse {share:.0%} of what it meets",
-            "That is of the last 24 hours. As a shadow it refuses nothing.",
-            "Look at whom it would refuse before it does: raise its limit, or enforce it for a few percent first.",
+            f"Shadow rule {name} would refuse {share:.0%} of its requests",
+            "Measured over the last 24 hours. A shadow rule refuses nothing.",
+            "Raise its limit before you enforce it, or enforce it for a few percent of callers first.",
             _link("/rule", id=name),
         )
         for share, name in sorted(harsh, reverse=True)[:MOST_OF_A_KIND]
@@ -130,8 +130,8 @@ async def _shadows(connection: AsyncConnection, names: Sequence[str], now: int) 
                 INFO,
                 "shadow_ready",
                 f"{_named(ready, 'Shadow rule')} would refuse nothing",
-                f"Of the last 24 hours: at least {FEWEST} requests, all within the limit.",
-                "Let it refuse: set shadow to false, for all or for some percent.",
+                f"In the last 24 hours it had at least {FEWEST} requests, all within the limit.",
+                "Enforce it, for all callers or for some percent.",
                 _link("/rule", id=ready[0]) if len(ready) == 1 else "/rules",
             )
         )
@@ -153,9 +153,9 @@ async def _unused(connection: AsyncConnection, enabled: Mapping[str, Rule], now:
         Attention(
             INFO,
             "unused_rules",
-            f"{_named(names, 'Rule')} met no request for 7 days",
-            "An endpoint that is never asked, a misspelt path, or a dimension that no client sends.",
-            "Try a request that the rule should meet: the answer says why it does not. Delete what is not needed.",
+            f"{_named(names, 'Rule')} matched no request for 7 days",
+            "Its endpoint gets no requests, its path is misspelt, or no client sends its dimension.",
+            "Try a request that the rule should match: the result says why it does not. Delete unused rules.",
             _link("/rule", id=names[0]) if len(names) == 1 else "/rules",
         )
     ]
@@ -202,7 +202,7 @@ async def _expiring(connection: AsyncConnection, table: Table, noun: str, link: 
             "keys_expiring",
             f"The {noun} {first[0]} ({first.id}) expires at {clock(first.expires_at)}{more}",
             "Requests with it are refused from then on.",
-            "Rotate it with an overlap, and give the new key to those who use it.",
+            "Rotate it with an overlap, and give the new key to its users.",
             link,
         )
     ]

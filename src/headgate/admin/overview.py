@@ -24,7 +24,7 @@ def overview(fleet: Fleet) -> dict[str, Any]:
     rules = _rules(fresh)
     refusing = sorted((each for each in rules if each["refused"]), key=lambda each: -each["refused"])
     shadows = sorted((each for each in rules if each["shadow_refused"]), key=lambda each: -each["shadow_refused"])
-    hot = merged_lists([HotList(each.hot, each.denied) for each in fresh], MOST_KEYS)
+    hot = merged_lists([HotList(each.hot, each.denied, each.would_refuse) for each in fresh], MOST_KEYS)
     return {
         "at": moment_text(fleet.now),
         "scope": "node" if fleet.reason else "fleet",
@@ -37,6 +37,7 @@ def overview(fleet: Fleet) -> dict[str, Any]:
         "shadow_rules": shadows[:MOST_RULES],
         "hot_keys": _keys(hot.hot),
         "refused_keys": _keys(hot.denied),
+        "shadow_refused_keys": _keys(hot.would_refuse),
         "attention": attention(fleet),
         "revision": fleet.revision,
         "nodes": {

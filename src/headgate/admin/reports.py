@@ -99,11 +99,11 @@ class Reports:
         }
 
     async def principals(self, rule: str, limit: int = 10) -> dict[str, Any]:
-        """Return who asks a rule most and is refused most at present, and whom it refused most in the last day."""
+        """Return the callers whom a rule sees and would refuse most at present, and refused most in the last day."""
         fleet = overview(await self._live.fleet())
         return {
             "hot": [each for each in fleet["hot_keys"] if each["rule_id"] == rule][:limit],
-            "refused_now": [each for each in fleet["refused_keys"] if each["rule_id"] == rule][:limit],
+            "would_refuse": [each for each in fleet["shadow_refused_keys"] if each["rule_id"] == rule][:limit],
             "refused_last_day": await self._refusals.most_refused(epoch_us() - DAY_US, limit, rule),
         }
 

@@ -222,6 +222,7 @@ _LIVE = record(
         **{f"{which}_rules": items(record(_OF_RULE)) for which in ("busiest", "refusing", "shadow")},
         "hot_keys": _OF_KEY,
         "refused_keys": _OF_KEY,
+        "shadow_refused_keys": _OF_KEY,
         "attention": items(
             record(
                 {

@@ -1,9 +1,9 @@
-"""The keys that are asked about, and refused, most often.
+"""The keys that are asked about, refused, and would be refused by shadow rules, most often.
 
-Most decisions are sampled: one in `EVERY` is looked at, and weighs as much. Refusals are all looked at, up to `DENIALS`
-in a second; beyond that, one in `EVERY`, which stands for those that were passed over. So the lists are estimates: what
-is hot is surely found, and how hot it is comes out right by a few percent. Which ones are looked at is left to chance,
-as traffic may have a rhythm of its own.
+Most decisions are sampled: one in `EVERY` is looked at, and weighs as much. Refusals, also those of shadow rules, are
+all looked at, up to `DENIALS` in a second; beyond that, one in `EVERY`, which stands for those that were passed over.
+So the lists are estimates: what is hot is surely found, and how hot it is comes out right by a few percent. Which ones
+are looked at is left to chance, as traffic may have a rhythm of its own.
 
 They are counted in bounded memory, by the algorithm of Misra and Gries, in batches, with decay. At most 2 K keys are
 counted. When there are more, the K-th largest count is subtracted from all, and those that have nothing left are
@@ -54,6 +54,8 @@ class HotList(msgspec.Struct, frozen=True):
     """Asked about most often, the costs not regarded."""
     denied: tuple[HotKey, ...] = ()
     """Refused most often."""
+    would_refuse: tuple[HotKey, ...] = ()
+    """What shadow rules would refuse most often."""
 
 
 def stride() -> int:
@@ -73,6 +75,7 @@ class HotKeys:
         self._principals = principals
         self._hot: Frequent[Key] = Frequent(size)
         self._denied: Frequent[Key] = Frequent(size)
+        self._would_refuse: Frequent[Key] = Frequent(size)
         self._denials = 0
 
     def asked(self, rule: str, value: str) -> None:
@@ -88,15 +91,21 @@ class HotKeys:
         """Note a refusal that is looked at; see `denial_stride`."""
         self._denied.add((rule, value), weight)
 
+    def would_refuse(self, rule: str, value: str, weight: int) -> None:
+        """Note what a shadow rule would refuse, if it is looked at; see `denial_stride`."""
+        self._would_refuse.add((rule, value), weight)
+
     def second(self) -> None:
         """Let a second pass."""
         self._denials = 0
         self._hot.second()
         self._denied.second()
+        self._would_refuse.second()
 
     def top(self, most: int = SHOWN) -> HotList:
         """Return the lists, the hottest first."""
-        return HotList(self._shown(self._hot, most), self._shown(self._denied, most))
+        lists = (self._hot, self._denied, self._would_refuse)
+        return HotList(*[self._shown(each, most) for each in lists])
 
     def _shown(self, keys: Frequent[Key], most: int) -> tuple[HotKey, ...]:
         shown = self._principals.shown
@@ -106,7 +115,11 @@ class HotKeys:
 def merged_lists(lists: Iterable[HotList], most: int = SHOWN) -> HotList:
     """Return the lists of several workers as one."""
     every = list(lists)
-    return HotList(_merged([each.hot for each in every], most), _merged([each.denied for each in every], most))
+    return HotList(
+        _merged([each.hot for each in every], most),
+        _merged([each.denied for each in every], most),
+        _merged([each.would_refuse for each in every], most),
+    )
 
 
 def _merged(lists: Iterable[Iterable[HotKey]], most: int) -> tuple[HotKey, ...]:

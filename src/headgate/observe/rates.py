@@ -89,6 +89,7 @@ class Figures(msgspec.Struct, frozen=True):
     rules: tuple[RuleRates, ...] = ()
     hot: tuple[HotKey, ...] = ()
     denied: tuple[HotKey, ...] = ()
+    would_refuse: tuple[HotKey, ...] = ()
     store: str = ""
     """Its address, without a password; empty: not known."""
     circuits: dict[str, str] = {}
@@ -158,6 +159,7 @@ class RateWatch:
             self._first_rules(counts, seconds),
             _bounded(report.hot),
             _bounded(report.denied),
+            _bounded(report.would_refuse),
             self._store,
             {shard: _CIRCUITS[state] for shard, state in sorted(gauges.circuits.items())[:MOST_CIRCUITS]},
             self._troubled_since,

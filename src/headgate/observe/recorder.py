@@ -98,6 +98,7 @@ class Recorder:
         self._until_domain = 0
         self._until_sample = stride()
         self._until_denial = self._denial_stride = 1
+        self._until_shadow = self._shadow_stride = 1
         self._unlogged = table.cell_of(metrics.DENIALS_UNLOGGED)
         self._peeks, self._unknown_domains = table.cell_of(metrics.PEEKS), table.cell_of(metrics.UNKNOWN_DOMAINS)
         self._refunds, self._resets = table.cell_of(metrics.REFUNDS), table.cell_of(metrics.RESETS)
@@ -148,7 +149,7 @@ class Recorder:
         else:
             self._count_refusal(ruling, decision, request, api)
         if ruling.shadow_rules:
-            self._series.tried(ruling.shadow_rules, ruling.shadow_decisions)
+            self._would_refuse(self._series.tried(ruling.shadow_rules, ruling.shadow_decisions), request)
         self._until_sample -= 1
         if not self._until_sample:
             self._until_sample = stride()
@@ -186,7 +187,9 @@ class Recorder:
                 series.count(name, NEAR_LIMIT, domain)
         else:
             series.count(name, SHADOW_DENIED if is_shadow else DENIED, domain)
-            if not is_shadow and answer.code is _OVER_LIMIT:
+            if is_shadow:
+                self._would_refuse((name,), match)
+            elif answer.code is _OVER_LIMIT:
                 size = 0 if limit is None else limit.requests_per_unit
                 numbers = size, status.limit_remaining, status.duration_until_reset * SECOND
                 self._refused(name, match, api, numbers, answer.degraded)
@@ -375,6 +378,14 @@ class Recorder:
             retry_after_us = None if numbers is None else numbers[2]
             self._denials.log(rule, value, api=api, retry_after_us=retry_after_us, reason=reason)
 
+    def _would_refuse(self, rules: Iterable[str], who: Request | Match) -> None:
+        """Note what shadow rules would have refused."""
+        for rule in rules:
+            self._until_shadow -= 1
+            if not self._until_shadow:
+                self._hot.would_refuse(rule, value_of(who, rule, self._engine), self._shadow_stride)
+                self._until_shadow = self._shadow_stride = self._hot.denial_stride()
+
 
 def _count_use(use: PrincipalUse, selection: Selection, cost: int) -> None:
     """Count what principals ask of the limits of a selection, of shadows as well."""
@@ -415,15 +426,25 @@ class RuleSeries:
         )
         return self.known.keep(limits, tuple([self._found(rule, DENIED) for rule in dict.fromkeys(rules)]))
 
-    def tried(self, rules: Sequence[str], decisions: Iterable[Decision]) -> None:
-        """Count what shadow rules say, by their limits side by side: no, if one of a rule's limits says no."""
+    def tried(self, rules: Sequence[str], decisions: Iterable[Decision]) -> list[str]:
+        """Count what shadow rules say, by their limits side by side, and return those that would refuse.
+
+        A rule would refuse if one of its limits does.
+        """
+        refusing: list[str] = []
         rule, is_allowed = rules[0], True
         for place, decision in enumerate(decisions):
             if rules[place] != rule:
-                self.count(rule, SHADOW_ALLOWED if is_allowed else SHADOW_DENIED)
+                self._try(rule, refusing, is_allowed=is_allowed)
                 rule, is_allowed = rules[place], True
             is_allowed = is_allowed and decision.allowed
+        self._try(rule, refusing, is_allowed=is_allowed)
+        return refusing
+
+    def _try(self, rule: str, refusing: list[str], *, is_allowed: bool) -> None:
         self.count(rule, SHADOW_ALLOWED if is_allowed else SHADOW_DENIED)
+        if not is_allowed:
+            refusing.append(rule)
 
     def near(self, rules: Sequence[str], decisions: Sequence[Decision]) -> None:
         """Count each rule once of whose limits one is above its warning threshold, by limits side by side."""

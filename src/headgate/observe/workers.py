@@ -56,6 +56,7 @@ class HotReport(msgspec.Struct, frozen=True):
     """How fast the rates forget."""
     hot: tuple[HotKey, ...]
     denied: tuple[HotKey, ...]
+    would_refuse: tuple[HotKey, ...]
 
 
 class NodeCounters:
@@ -148,7 +149,7 @@ def _hot_file(slots: Slots, slot: int) -> Path:
 
 def _reported(lists: list[HotList]) -> bytes:
     hot = merged_lists(lists)
-    return _encode(HotReport(len(lists), HALF_LIFE, hot.hot, hot.denied))
+    return _encode(HotReport(len(lists), HALF_LIFE, hot.hot, hot.denied, hot.would_refuse))
 
 
 def _hot_list(slots: Slots, slot: int) -> HotList:

@@ -252,7 +252,9 @@ _RULES = record(
     }
 )
 _HOT = items(record({"rule": (TEXT, "orders-user"), "key": (TEXT, "#5f2b9e2a4c1d7f30"), "per_second": (NUMBER, 41.5)}))
-HOT_KEYS = record({"workers": (WHOLE, 1), "half_life_seconds": (WHOLE, 10), "hot": _HOT, "denied": _HOT})
+HOT_KEYS = record(
+    {"workers": (WHOLE, 1), "half_life_seconds": (WHOLE, 10), "hot": _HOT, "denied": _HOT, "would_refuse": _HOT}
+)
 _METRICS = {
     "text/plain": {"schema": TEXT, "example": "# EOF\n"},
     "application/openmetrics-text": {"schema": TEXT},

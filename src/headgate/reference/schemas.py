@@ -78,6 +78,7 @@ _MEANINGS = {
     "updated_at": "When it was changed last.",
     "version": "It grows with every change.",
     "warnings": "What is odd about the change, which was made.",
+    "would_refuse": "The keys that shadow rules would refuse most.",
     "workers": "How many processes were counted.",
 }
 """Members that mean the same wherever they are."""

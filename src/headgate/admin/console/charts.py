@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from math import floor, log10
 from typing import Any, NamedTuple
 
@@ -13,7 +13,9 @@ from headgate.observe.recorder import ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DE
 
 WIDTH, HEIGHT = 600, 150
 """The units of a plot, which is stretched to the width of the page."""
-_LABELS = 5
+_LABELS = (5, 6, 8)
+"""How many moments may stand at the foot of a chart."""
+_MINUTE, _DAY = timedelta(minutes=1), timedelta(days=1)
 _STEPS = (1, 2, 2.5, 5, 10)
 
 
@@ -83,12 +85,13 @@ def stacked(times: Sequence[int], series: Sequence[Series]) -> Chart:
 
 
 def _marked(moments: Sequence[datetime]) -> list[str]:
-    """Return moments at equal distances, from the first to the end of the last step."""
-    if len(moments) < _LABELS:
+    """Return moments at equal distances, whole minutes or days, from the first to the end of the last step."""
+    if len(moments) < min(_LABELS):
         return []
     span = (moments[-1] - moments[0]) * len(moments) / (len(moments) - 1)
-    written = "%a %d" if span.days > 1 else "%H:%M"
-    return [f"{moments[0] + span * place / (_LABELS - 1):{written}}" for place in range(_LABELS)]
+    unit, written = (_DAY, "%a") if span > _DAY else (_MINUTE, "%H:%M")
+    steps = next((each - 1 for each in _LABELS if not span % (unit * (each - 1))), min(_LABELS) - 1)
+    return [f"{moments[0] + span * place / steps:{written}}" for place in range(steps + 1)]
 
 
 def of_series(points: Iterable[Mapping[str, Any]], times: Sequence[int]) -> Chart:

@@ -45,11 +45,11 @@ class FormField(NamedTuple):
 
 
 _ALGORITHMS = [(str(each), str(each).replace("_", " ")) for each in Algorithm]
-_MODES = [("", "as the service does by default"), *[(str(each), str(each)) for each in Mode]]
+_MODES = [("", "service default"), *[(str(each), str(each)) for each in Mode]]
 FIELDS: Mapping[str, FormField] = {
     each.name: each
     for each in (
-        FormField("id", "Id", help="Stays as it is, once the rule is made."),
+        FormField("id", "ID", help="Cannot be changed later."),
         FormField("name", "Name"),
         FormField("endpoint", "Endpoint", help="* is one segment, ** the rest.", default="all paths"),
         FormField("methods", "Methods", "names", "Such as GET, POST.", default="all"),
@@ -61,17 +61,17 @@ FIELDS: Mapping[str, FormField] = {
             default="user",
         ),
         FormField("limit", "Limit", "number"),
-        FormField("window", "per", "number", "30s, 1m, 1h, 1d"),
-        FormField("burst", "Burst", "number", "More at once.", default="0"),
+        FormField("window", "Window", "number", "30s, 1m, 1h, 1d"),
+        FormField("burst", "Burst", "number", "Extra requests at once.", default="0"),
         FormField("algorithm", "Algorithm", choices=[("", "token bucket"), *_ALGORITHMS[1:]]),
-        FormField("shadow", "Refuses", "flag", choices=[("", "what is over the limit"), ("true", "nothing: shadow")]),
-        FormField("enforce_percent", "For how many percent", "number", default="100"),
-        FormField("enabled", "The rule is", "flag", choices=[("", "on"), ("false", "off")]),
-        FormField("tier", "Only for the tier"),
-        FormField("key_pattern", "Only for keys like", help="* stands for any characters."),
-        FormField("when", "Only when", "pairs", "An attribute=value in each line."),
-        FormField("replaces", "Replaces", "names", "Ids of rules that do not apply when this one does."),
-        FormField("calendar", "Calendar", "number", "A time zone: windows of its calendar."),
+        FormField("shadow", "Mode", "flag", choices=[("", "enforce"), ("true", "shadow: count only")]),
+        FormField("enforce_percent", "Enforced for (%)", "number", default="100"),
+        FormField("enabled", "State", "flag", choices=[("", "on"), ("false", "off")]),
+        FormField("tier", "Only for tier"),
+        FormField("key_pattern", "Only for keys matching", help="* matches any characters."),
+        FormField("when", "Only when", "pairs", "One attribute=value per line."),
+        FormField("replaces", "Replaces", "names", "IDs of rules that do not apply when this one does."),
+        FormField("calendar", "Calendar", "number", "A time zone, for days and months of its calendar."),
         FormField("on_store_failure", "When the store is down", choices=_MODES),
         FormField("refusal_status", "Status of refusals", "number", default="429"),
         FormField("refusal_message", "Message of refusals"),

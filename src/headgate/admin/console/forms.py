@@ -49,7 +49,7 @@ async def csrf_guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRout
         return  # a key in a header is nothing that a browser adds on its own
     token = (await form_of(connection)).get("csrf", "")
     if not hmac.compare_digest(token.encode("utf-8", "surrogatepass"), session.csrf.encode()):
-        raise PermissionDeniedException("this form is out of date: go back, load the page again, and send it once more")
+        raise PermissionDeniedException("this form is out of date: go back, reload the page and send it again")
 
 
 def actor_of(request: Request[Any, Any, Any], form: Form) -> Actor:

@@ -18,7 +18,7 @@ from headgate.admin.problems import problem_of
 from headgate.admin.routes.asking import role_guard
 
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_TITLES = {403: "This is not yours to do", 404: "There is no such page", 409: "Somebody else was quicker"}
+_TITLES = {403: "Not allowed", 404: "Not found", 409: "Changed in the meantime"}
 
 
 def handlers() -> list[Any]:
@@ -33,7 +33,7 @@ def handlers() -> list[Any]:
 def shown(request: Request[Any, Any, Any], error: Exception) -> Response[str]:
     """Answer an error with a page."""
     problem = problem_of(error)
-    title, body = _TITLES.get(problem.status, "That did not work"), msgspec.json.decode(problem.encode())
+    title, body = _TITLES.get(problem.status, "Something went wrong"), msgspec.json.decode(problem.encode())
     return page(
         request, "error.html", status=problem.status, title=title, detail=body["detail"], faults=body.get("errors", ())
     )

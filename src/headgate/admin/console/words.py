@@ -57,10 +57,12 @@ def counting(quotas: Iterable[Quota]) -> str:
 def counted_by(rule: Rule) -> str:
     """Return whom a rule counts apart: each user, each user and path, all together."""
     if rule.dimensions == ("global",):
-        return "all together"
+        return "all callers together"
     return "each " + " and ".join(_EACH.get(name, name) for name in rule.dimensions)
 
 
 def on_failure(rule: Rule) -> str:
     """Return what a rule does while the store is unavailable."""
-    return "as the service does by default" if rule.on_store_failure is None else _FAILURES[rule.on_store_failure]
+    return (
+        "does what the service does by default" if rule.on_store_failure is None else _FAILURES[rule.on_store_failure]
+    )

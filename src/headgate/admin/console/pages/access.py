@@ -21,7 +21,7 @@ from headgate.admin.sessions import LONGEST_US, Sessions
 from headgate.web.problem import ProblemDocument, of_status
 
 SignedIn = NamedDependency[Sessions]
-_OTHER_PLANE = "this key is for the decision plane; it opens nothing here"
+_OTHER_PLANE = "this key is for the decision plane; it is not accepted here"
 
 
 @get("/login")
@@ -47,7 +47,7 @@ async def log_in(request: Request[Any, Any, Any], sessions: SignedIn) -> Respons
         try:
             token = await sessions.begin(found, text)
         except DatabaseError as error:
-            found = of_status(503, f"sessions cannot be kept: {error.public}")
+            found = of_status(503, f"sessions cannot be saved: {error.public}")
     if isinstance(found, ProblemDocument):
         return page(request, "login.html", status=found.status, place=place, problem=found)
     cookie = Cookie(

@@ -38,7 +38,9 @@ def _chart(points: list[dict[str, Any]]) -> Chart:
     last = max(found, default=epoch_us() // 1_000_000)
     times = [last - STEP_SECONDS * back for back in reversed(range(STEPS))]
     kinds = (("allowed", "accent"), ("refused", "bad"))
-    series = [Series(name, kind, [found[at][name] if at in found else 0 for at in times]) for name, kind in kinds]
+    series = [
+        Series(name.capitalize(), kind, [found[at][name] if at in found else 0 for at in times]) for name, kind in kinds
+    ]
     return stacked([at * 1_000_000 for at in times], series)
 
 

@@ -12,6 +12,7 @@ from litestar.response import Redirect
 
 from headgate.admin.console import charts, words
 from headgate.admin.console.forms import Form, actor_of, form_of, number_of
+from headgate.admin.console.pages.who import place_of
 from headgate.admin.console.rendering import link, page
 from headgate.admin.objects import ObjectKind, ObjectVersion, Stored, UnknownObject, VersionConflict
 from headgate.admin.routes.asking import EDITOR, VIEWER, Admin, Offset
@@ -98,13 +99,14 @@ async def rule_page(
     """Show a rule, perhaps one that was deleted, and what went wrong with a change."""
     versions = await admin.rules.versions(ObjectKind.RULE, rule_id)
     if not versions:
-        raise UnknownObject(f"there is no rule {rule_id!r:.80}, and never was")
+        raise UnknownObject(f"there is no rule {rule_id!r:.80}")
     stored = await admin.rules.get(ObjectKind.RULE, rule_id)
     known: dict[str, Any] = {
         "rule_id": rule_id,
         "stored": stored,
         "rule": rule_from_data(stored.body) if stored else None,
         "words": words,
+        "places": place_of,
         "percents": PERCENTS,
         "uses": await admin.rules.uses(ObjectKind.RULE, rule_id) if stored else {},
         "is_file": isinstance(admin.rules, FileRules),
@@ -200,7 +202,7 @@ def _state_of(form: Form) -> dict[str, Any]:
             return {"enabled": None}
         case "disable":
             return {"enabled": False}
-    raise UsageError("the form does not say what is to be done: load the page again")
+    raise UsageError("the form names no action: reload the page")
 
 
 @post("/rule/rollback", opt=EDITOR, status_code=200)

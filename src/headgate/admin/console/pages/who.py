@@ -106,7 +106,7 @@ async def _found(request: _WebRequest, admin: AdminService, text: str) -> Respon
     if not text:
         refused = await _or(admin.reports.most_refused(epoch_us() - _HOUR_US, _MOST), None)
         hot = (await admin.reports.hot())[:_MOST]
-        return page(request, "who.html", text="", most_refused=refused, hot=hot, places=_places)
+        return page(request, "who.html", text="", most_refused=refused, hot=hot, places=place_of)
     users, consumers, *counts = await asyncio.gather(
         _or(admin.users.beginning(text, _MOST + 1), ()),
         _or(admin.consumers.beginning(text, _MOST), ()),
@@ -126,11 +126,11 @@ async def _found(request: _WebRequest, admin: AdminService, text: str) -> Respon
     if len(exact) == 1:
         return Redirect(exact.pop().place(), status_code=303)
     candidates = [Caller(kind, text) for kind in ("user", "key")] if not _DIGEST.fullmatch(text) else []
-    known = {"users": users, "consumers": consumers, "refused": refused, "most": _MOST, "places": _places}
+    known = {"users": users, "consumers": consumers, "refused": refused, "most": _MOST, "places": place_of}
     return page(request, "who.html", text=text, exact=sorted(exact), candidates=candidates, **known)
 
 
-def _places(dimension: str, name: str) -> str:
+def place_of(dimension: str, name: str) -> str:
     """Return the page of whom a rule counts, if there is one."""
     return Caller(_KINDS[dimension], name).place() if dimension in _KINDS else ""
 
@@ -216,7 +216,9 @@ def _fixed(admin: AdminService, *, is_away: bool = False) -> str:
 
 def _said(error: Exception | None) -> str:
     if isinstance(error, VersionConflict):
-        return "somebody else has changed this user meanwhile; shown is what applies now: save again to replace it"
+        return (
+            "someone else has changed this user in the meantime: check what applies now, and save again to replace it"
+        )
     return str(error or "")
 
 
@@ -232,7 +234,7 @@ async def _raising(
 ) -> Response[str]:
     """Show the form by which a rule is changed for one user, with what it is now."""
     if not caller.is_user:
-        raise UsageError("an override is for a user: a rule with a key_pattern is what is for one key or address")
+        raise UsageError("overrides apply to users: for one key or address, add a rule with a key_pattern")
     (special, is_away), use = await _special(admin, caller), await _use(admin, caller, rule_id)
     override = special.body.get("overrides", {}).get(rule_id)
     fields = [_fields(quota, is_raised=override is None) for quota in use.quotas]
@@ -287,7 +289,7 @@ def _change(form: Form, use: RuleUse, special: Mapping[str, Any], rule_id: str) 
     else:
         change = {"limits": wanted} if wanted != usual else {}
     if not change:
-        raise UsageError("that is what applies without an override: give another limit, burst or window")
+        raise UsageError("this is the limit without an override: give another limit, burst or window")
     until = _until(form, special.get("overrides", {}).get(rule_id, {}).get("until"))
     return {**change, "until": until} if until else change
 
@@ -311,7 +313,7 @@ def _until(form: Form, present: str | None) -> str | None:
     try:
         moment = datetime.fromisoformat(form.get("at", ""))
     except ValueError:
-        raise UsageError("give the moment when it ends, such as 2026-12-01 18:00, in UTC") from None
+        raise UsageError("give the date and time when it ends, in UTC, such as 2026-12-01 18:00") from None
     return moment.replace(tzinfo=None).isoformat() + "Z"
 
 
@@ -375,7 +377,7 @@ def _changed(request: _WebRequest) -> Caller:
     """Return for whom a form changes something: its address says so, in which spaces stay. Raises UsageError."""
     caller = _caller_in(request)
     if caller is None:
-        raise UsageError("the form does not say for whom: load the page again")
+        raise UsageError("the form names no caller: reload the page")
     return caller
 
 

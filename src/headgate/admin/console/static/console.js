@@ -15,7 +15,18 @@ async function refresh(elements, url, options = {}) {
     const fresh = page.getElementById(element.id);
     if (fresh && !element.contains(document.activeElement)) element.replaceWith(fresh);
   }
+  labelCells();
   return page;
+}
+
+// Wide tables: each cell has the heading of its column, which a phone shows beside it instead of a row of headings.
+function labelCells() {
+  for (const table of document.querySelectorAll(".scroll:not(.tall) > table")) {
+    const headings = [...table.querySelectorAll("thead th")].map((each) => each.textContent);
+    if (headings.length < 4) continue;
+    table.classList.add("wide");
+    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, place) => { cell.dataset.label = headings[place]; });
+  }
 }
 
 // data-live="SECONDS" on an element with an id: it is fetched again, while somebody can see it.
@@ -62,6 +73,7 @@ function preview(form) {
         const fresh = page.getElementById(each.id);
         if (fresh) each.replaceWith(fresh); else each.classList.remove("stale");
       });
+      labelCells();
       if (!focused.isConnected && focused.id) document.getElementById(focused.id)?.focus();
       const marked = typed.id && page.getElementById(typed.id);
       if (marked) typed.setAttribute("aria-invalid", marked.getAttribute("aria-invalid") ?? "false");
@@ -134,4 +146,5 @@ if (themed) themed.addEventListener("click", () => {
 });
 
 document.querySelectorAll("form[data-preview]").forEach(preview);
+labelCells();
 live();
