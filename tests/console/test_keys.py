@@ -20,7 +20,7 @@ def test_a_key_is_made_shown_once_replaced_and_revoked(plane: Plane, browsing: B
     page.get_by_text("New key").click()
     page.get_by_label("Name").fill(name)
     page.get_by_label("Role").select_option("editor")
-    page.get_by_label("Expires").select_option("in a week")
+    page.get_by_label("Expires", exact=True).select_option("in a week")
     page.get_by_role("button", name="Create key").click()
     first = page.locator("#secret").inner_text()
     assert status(plane, first) == 200

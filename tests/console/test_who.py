@@ -122,7 +122,7 @@ def test_what_cannot_be_is_said_beside_what_was_typed(plane: Plane, browsing: Br
     page.goto(f"/who?user={user}&raise={rule}")
     for label, text, wrong in (
         ("Limit", "many", "limit is a whole number such as 500, not 'many'"),
-        ("Limit", "3", "that is what applies without an override"),
+        ("Limit", "3", "this is the limit without an override"),
         ("Window", "1 fortnight", "is not a length of time"),
     ):
         page.get_by_label(label).fill(text)

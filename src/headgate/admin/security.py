@@ -164,7 +164,7 @@ class Gatekeeper:
         if slowed := await self._counted(self._reads if _is_reading(scope) else self._writes, key, answer):
             return slowed
         if key.role is KeyRole.CHECK:
-            return of_status(403, "this key is for the decision plane; it opens nothing here")
+            return of_status(403, "this key is for the decision plane; it is not accepted here")
         scope["state"]["key"] = key
         scope["state"].get(ADMITTED, bool)()
         return None

@@ -111,7 +111,7 @@ def test_no_other_key_opens_it_and_it_opens_nothing_else(keys: Keys) -> None:
     made = keys.made()
     keys.comes_to(made["key"], opens=True)
     status, problem = keys.admin("GET", "/rules", key=made["key"])
-    assert (status, problem["detail"]) == (403, "this key is for the decision plane; it opens nothing here")
+    assert (status, problem["detail"]) == (403, "this key is for the decision plane; it is not accepted here")
     assert keys.admin("GET", "/rules", key="k" * 40)[0] == 401  # a caller's, of the file
     for role in ("viewer", "editor", "admin"):
         other = keys.made(role=role)
