@@ -63,6 +63,4 @@ def counted_by(rule: Rule) -> str:
 
 def on_failure(rule: Rule) -> str:
     """Return what a rule does while the store is unavailable."""
-    return (
-        "does what the service does by default" if rule.on_store_failure is None else _FAILURES[rule.on_store_failure]
-    )
+    return "follows the default of the service" if rule.on_store_failure is None else _FAILURES[rule.on_store_failure]
