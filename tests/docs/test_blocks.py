@@ -32,7 +32,7 @@ import pytest
 import yaml
 
 from tests.server.process.certificates import Authority
-from tests.server.process.service import SECONDS, Service, asked, service
+from tests.server.process.service import CHECK, SECONDS, Service, asked, service
 from tests.servers import RedisServer, redis_server, until
 
 ROOT = Path(__file__).parents[2]
@@ -325,8 +325,14 @@ def test_json_is_what_a_service_answers_or_logs(block: Block) -> None:
     with service("--rules", str(EXAMPLES / "rules.yaml"), "--log-format", "json") as found:
         until(lambda: '"message":"serving"' in found.complained, "it serves", SECONDS)
         connection = HTTPConnection("127.0.0.1", logged(found)[0]["http"], timeout=SECONDS)
+        free = json.dumps(
+            {"principal": {"user": "bob"}, "endpoint": "/api/v1/orders", "method": "POST", "tier": "free"}
+        )
         for _ in range(200):
             asked(connection, "ada")
+        for _ in range(20):
+            connection.request("POST", CHECK, json.dumps(of_free), {"content-type": "application/json"})
+            connection.getresponse().read()
         if "hot" in shown:
             connection.request("GET", "/hotkeys")
             answer = json.loads(connection.getresponse().read())

@@ -35,7 +35,7 @@ async def list_consumers(admin: Admin, offset: Offset = 0, limit: Limit = 100) -
     return (await admin.consumer_page(offset, limit))._asdict()
 
 
-@post("/consumers", opt=EDITOR, summary="Make a consumer", status_code=201)
+@post("/consumers", opt=EDITOR, summary="Create a consumer", status_code=201)
 async def create_consumer(admin: Admin, request: JsonRequest, data: JSONBody[ConsumerBody]) -> Json:
     """Make a consumer and its key. The answer has the text of the key, which is shown nowhere else."""
     expires = None if data.expires_in is None else epoch_us() + data.expires_in * 1_000_000
@@ -44,7 +44,7 @@ async def create_consumer(admin: Admin, request: JsonRequest, data: JSONBody[Con
     )
 
 
-@get("/consumers/{consumer_id:str}", opt=VIEWER, summary="Show a consumer")
+@get("/consumers/{consumer_id:str}", opt=VIEWER, summary="Get a consumer")
 async def get_consumer(admin: Admin, consumer_id: ConsumerId) -> Json:
     """Return what is known of a consumer and its keys; not the keys."""
     return consumer_data(await admin.consumers.get(consumer_id))

@@ -48,7 +48,7 @@ async def list_nodes(admin: Admin) -> Json:
     return await admin.reports.nodes()
 
 
-@get("/hot-keys", opt=VIEWER, summary="The keys that are asked about and refused most")
+@get("/hot-keys", opt=VIEWER, summary="Hot keys: the callers with most requests and refusals")
 async def hot_keys(admin: Admin) -> Response[bytes]:
     """Return hot keys, as the decision plane's ``/hotkeys`` does."""
     return Response(admin.reports.hot_keys(), media_type=MediaType.JSON)
@@ -73,7 +73,7 @@ async def list_keys(admin: Admin) -> Json:
     return {"items": [_key(key) for key in await admin.keys.all()]}
 
 
-@post("/keys", opt=ADMIN, summary="Make an API key", status_code=201)
+@post("/keys", opt=ADMIN, summary="Create an API key", status_code=201)
 async def create_key(admin: Admin, request: JsonRequest, data: JSONBody[KeyBody]) -> Json:
     """Make a key. The answer has its text, which is shown nowhere else."""
     expires = None if data.expires_in is None else epoch_us() + data.expires_in * 1_000_000
@@ -106,7 +106,7 @@ async def list_revisions(admin: Admin, offset: Offset = 0, limit: Limit = 100) -
     return (await admin.changes.revisions(offset, limit))._asdict()
 
 
-@get("/revisions/{number:str}", opt=VIEWER, summary="What a revision changed")
+@get("/revisions/{number:str}", opt=VIEWER, summary="Get what a revision changed")
 async def get_revision(admin: Admin, number: Number, offset: Offset = 0, limit: Limit = 100) -> Json:
     """Return a revision with its changes, a page of them, each with what was before and after."""
     return await admin.changes.revision(number, offset, limit)

@@ -63,7 +63,7 @@ async def list_rules(
     return (await admin.page(ObjectKind.RULE, filters, sort, offset, limit))._asdict()
 
 
-@post("/rules", opt=EDITOR | {"body": "rule"}, summary="Make a rule", status_code=201)
+@post("/rules", opt=EDITOR | {"body": "rule"}, summary="Create a rule", status_code=201)
 async def create_rule(admin: Admin, request: JsonRequest, data: JSONBody[Json]) -> Response[Json]:
     """Make a rule; 409 if there is one of its id."""
     name = data.get("id", data.get("rule_id"))
@@ -73,13 +73,13 @@ async def create_rule(admin: Admin, request: JsonRequest, data: JSONBody[Json]) 
     return _rule(stored, 201)
 
 
-@get("/rules/{rule_id:str}", opt=VIEWER, summary="Look at a rule")
+@get("/rules/{rule_id:str}", opt=VIEWER, summary="Get a rule")
 async def get_rule(admin: Admin, rule_id: RuleId) -> Response[Json]:
     """Return a rule, with its version as ETag."""
     return _rule(await admin.get(ObjectKind.RULE, rule_id))
 
 
-@put("/rules/{rule_id:str}", opt=EDITOR | {"body": "rule"}, summary="Make or replace a rule")
+@put("/rules/{rule_id:str}", opt=EDITOR | {"body": "rule"}, summary="Create or replace a rule")
 async def put_rule(admin: Admin, request: JsonRequest, rule_id: RuleId, data: JSONBody[Json]) -> Response[Json]:
     """Make a rule, or replace it as a whole."""
     named = data.get("id", data.get("rule_id", rule_id))

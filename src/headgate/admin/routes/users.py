@@ -52,7 +52,7 @@ class ExplainBody(msgspec.Struct, forbid_unknown_fields=True):
     rule_id: str = ""
 
 
-@get("/users", opt=VIEWER, summary="List users about whom something is special")
+@get("/users", opt=VIEWER, summary="List users with a tier or an override")
 async def list_users(admin: Admin, tier: FromQuery[str | None] = None, offset: Offset = 0, limit: Limit = 100) -> Json:
     """List users with a tier or an override."""
     filters = {} if tier is None else {"tier": tier}
@@ -69,7 +69,7 @@ async def user_limits(admin: Admin, user_id: UserId) -> Response[Json]:
     return Response(found, headers=etag(version))
 
 
-@put("/users/{user_id:str}/tier", opt=EDITOR, summary="Move a user to a tier")
+@put("/users/{user_id:str}/tier", opt=EDITOR, summary="Set the tier of a user")
 async def set_tier(admin: Admin, request: JsonRequest, user_id: UserId, data: JSONBody[TierBody]) -> Response[Json]:
     """Move a user to a tier; an empty one is none."""
     user = await admin.users.set_tier(user_id, data.tier, actor_of(request), expected_version(request))
@@ -121,7 +121,7 @@ async def patch_user(admin: Admin, request: JsonRequest, user_id: UserId) -> Res
     return _special(user_id, SpecialUser.of(stored))
 
 
-@delete("/users/{user_id:str}", opt=EDITOR, summary="Forget what is special of a user", status_code=204)
+@delete("/users/{user_id:str}", opt=EDITOR, summary="Delete tier and overrides of a user", status_code=204)
 async def delete_user(admin: Admin, request: JsonRequest, user_id: UserId) -> None:
     """Take a user's tier and overrides away."""
     await admin.delete(ObjectKind.USER, user_id, expected_version(request), actor_of(request))
