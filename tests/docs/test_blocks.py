@@ -325,9 +325,7 @@ def test_json_is_what_a_service_answers_or_logs(block: Block) -> None:
     with service("--rules", str(EXAMPLES / "rules.yaml"), "--log-format", "json") as found:
         until(lambda: '"message":"serving"' in found.complained, "it serves", SECONDS)
         connection = HTTPConnection("127.0.0.1", logged(found)[0]["http"], timeout=SECONDS)
-        free = json.dumps(
-            {"principal": {"user": "bob"}, "endpoint": "/api/v1/orders", "method": "POST", "tier": "free"}
-        )
+        of_free = {"principal": {"user": "bob"}, "endpoint": "/api/v1/orders", "method": "POST", "tier": "free"}
         for _ in range(200):
             asked(connection, "ada")
         for _ in range(20):
