@@ -1,4 +1,4 @@
--- wrk: a check for each of 10,000 users in turn; all requests are made beforehand.
+-- wrk: a check for each of 10,000 users in turn; all requests are encoded beforehand.
 local requests, number = {}, 0
 local body = '{"principal":{"user":"user-%d"},"endpoint":"/api/v1/orders","method":"POST"}'
 
