@@ -163,8 +163,9 @@ manifest: $(VENV)/.dev
 	  $(BIN)/helm template headgate deploy/helm/headgate 2>/dev/null | sed '/^# Source/d; /helm.sh\/chart/d; /managed-by/d'; \
 	} >$(VENV)/kubernetes.yaml && mv $(VENV)/kubernetes.yaml deploy/kubernetes.yaml
 
+# Litestar names polyfactory, and with it Faker, which its own test helpers use alone: the image goes without.
 LOCK := $(BIN)/uv --quiet pip compile --upgrade --universal --python-version 3.13 --generate-hashes --no-emit-index-url \
-  --no-header --no-annotate --output-file
+  --no-header --no-annotate --no-emit-package polyfactory --no-emit-package faker --output-file
 lock: $(VENV)/.dev
 	@$(BIN)/pip install --quiet uv  # it depends on nothing
 	$(call watched,locking versions,$(LOCK) deploy/requirements.lock --extra admin --extra otel pyproject.toml)

@@ -50,8 +50,10 @@ fresh_system() {
   local mirror base=${BASE:-$root}
   if [ ! -e "$base/bin/sh" ]; then
     mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' | head -n 1)
-    debootstrap --variant=minbase --include=python3,make,git "$suite" "$base" "$mirror"
-    umount "$base/proc" 2>/dev/null || true
+    rm -rf --one-file-system "$base.part"
+    debootstrap --variant=minbase --include=python3,make,git "$suite" "$base.part" "$mirror"
+    umount "$base.part/proc" 2>/dev/null || true
+    mv -T "$base.part" "$base"
   fi
   [ "$base" = "$root" ] || cp -a "$base/." "$root"
   mount -t proc proc "$root/proc"

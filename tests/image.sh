@@ -30,8 +30,10 @@ if ! timeout 120 buildah pull --quiet "$base" >/dev/null 2>"$work/log"; then
   if [ ! -e "$root/bin/sh" ]; then
     echo "no registry is reached: making a Debian ..."
     mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' | head -n 1)
-    debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates trixie "$root" "$mirror" \
+    rm -rf --one-file-system "$root.part"
+    debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates trixie "$root.part" "$mirror" \
       >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; exit 1; }
+    mv -T "$root.part" "$root"
   fi
   base=localhost/headgate-base
   fresh=$(buildah from scratch)

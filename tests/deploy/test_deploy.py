@@ -249,6 +249,12 @@ class TestLocks:
             assert len(re.findall("^[a-z0-9-]+", text, re.MULTILINE)) == len(versions)
             assert all("--hash=sha256:" in part for part in re.split("^(?=[a-z])", text, flags=re.MULTILINE) if part)
 
+    @pytest.mark.parametrize("package", ["polyfactory", "faker"])
+    def test_a_dependency_of_litestar_that_is_left_out_is_not_imported(self, package: str) -> None:
+        assert not re.search(rf"^{package}==", (DEPLOY / "requirements.lock").read_text(), re.MULTILINE)
+        blocked = f"import sys; sys.modules[{package!r}] = None; from headgate.admin import api, listener, plane"
+        subprocess.run([sys.executable, "-c", blocked], check=True)
+
 
 def requirements(project: dict[str, Any], *extras: str) -> list[str]:
     """What a package needs with its extras, those that it names itself included."""
