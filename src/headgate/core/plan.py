@@ -42,7 +42,7 @@ class Verb(Enum):
     """What a store may be asked to do."""
 
     CHECK = "check"
-    """Take the cost from all limits of the plan if all admit it, else from none."""
+    """Take its cost from each limit of the plan if all admit theirs, else from none."""
     CHECK_ONCE = "check_once"
     """Check, but only once: asked with the same token again, give the first answer again, and take nothing.
 
@@ -81,7 +81,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     verb: Verb
     plan: Plan
     cost: int = 1
-    """Units, as `checked_cost` has checked them; RESET has none."""
+    """Units of each limit, as `checked_cost` has checked them; RESET has none."""
     token: bytes = b""
     """Of CHECK_ONCE: names the request, such as that of `headgate.core.key.once_token` for a plan and cost. Of REFUND:
     names the charge, which acts once: asked with the same token again, the store gives the first answer again, and
@@ -94,6 +94,19 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     caller: Principal = ""
     """Of CHECK_ONCE: whose record it is, if not that of the first limit. With the same token and other limits, an
     admission is answered that names what these have, and takes nothing."""
+    costs: tuple[int, ...] = ()
+    """Units of each limit where they differ (see `with_costs`); shadow plans have `cost`."""
+
+
+def with_costs(call: Call, costs: Sequence[int]) -> Call:
+    """Return the same call with a cost for each limit of its plan."""
+    cost = max(costs, default=call.cost)
+    return msgspec.structs.replace(call, cost=cost, costs=() if costs.count(cost) == len(costs) else tuple(costs))
+
+
+def costs_of(call: Call) -> tuple[int, ...]:
+    """Return the cost of each limit of the plan of a call."""
+    return call.costs or (call.cost,) * len(call.plan)
 
 
 def refund_of(plan: Plan, decision: Decision, token: bytes = b"") -> Call:
@@ -102,7 +115,8 @@ def refund_of(plan: Plan, decision: Decision, token: bytes = b"") -> Call:
         return Call(Verb.PEEK, plan, 1)
     until = max([counts_until(part) for part in decision.limits]) if token else 0
     charge = Charge(tuple([part.taken_at_us for part in decision.limits]), decision.degraded, until)
-    return Call(Verb.REFUND, plan, decision.taken, token, charge)
+    refund = Call(Verb.REFUND, plan, token=token, charge=charge)
+    return with_costs(refund, [part.taken for part in decision.limits])
 
 
 def counts_until(part: Decision) -> int:
@@ -126,7 +140,8 @@ def part_of(call: Call, places: Sequence[int]) -> Call:
     charge = call.charge
     if charge is not None:
         charge = charge._replace(taken_at=tuple([charge.taken_at[place] for place in places]))
-    return msgspec.structs.replace(call, plan=tuple([call.plan[place] for place in places]), charge=charge)
+    part = msgspec.structs.replace(call, plan=tuple([call.plan[place] for place in places]), charge=charge)
+    return with_costs(part, [call.costs[place] for place in places]) if call.costs else part
 
 
 class Family:
@@ -180,19 +195,19 @@ def decide(call: Call, states: States, now: int) -> tuple[States, Decision]:
     Shadow plans are calls of their own, made after it (see `shadow_calls`). Who remembers the answers of CHECK_ONCE
     looks there first.
     """
-    quotas, verb = [limit.quota for limit in call.plan], call.verb
+    quotas, verb, costs = [limit.quota for limit in call.plan], call.verb, costs_of(call)
     if verb is _PEEK:
-        return states, look(quotas, states, call.cost, now)[1]
+        return states, look(quotas, states, costs, now)[1]
     if verb is _REFUND:
         return _refund(quotas, states, call, now)
     if verb is _RESET:
         nothing: States = [None] * len(quotas)
-        return nothing, look(quotas, nothing, call.cost, now)[1]
-    return check(quotas, states, call.cost, now)
+        return nothing, look(quotas, nothing, costs, now)[1]
+    return check(quotas, states, costs, now)
 
 
-def check(quotas: Sequence[Quota], states: States, cost: int, now: int) -> tuple[States, Decision]:
-    """Take `cost` from every limit if all of them admit it, else from none.
+def check(quotas: Sequence[Quota], states: States, costs: Sequence[int], now: int) -> tuple[States, Decision]:
+    """Take its cost from every limit if all of them admit it, else from none.
 
     If one refuses, the others say what they have now, or that they refuse as well; the states that come back are those
     that went in, unless a limit that refuses had to mend its own (see law 8 of this package).
@@ -204,7 +219,7 @@ def check(quotas: Sequence[Quota], states: States, cost: int, now: int) -> tuple
     limits = enumerate(quotas)
     index, remaining, size, delay = 0, 1, 0, 0  # what `combine` finds, found on the way
     for place, quota in limits:
-        state, part = quota.step(states[place], cost, now)
+        state, part = quota.step(states[place], costs[place], now)
         parts.append(part)
         if not part.allowed:
             break
@@ -219,9 +234,8 @@ def check(quotas: Sequence[Quota], states: States, cost: int, now: int) -> tuple
     for earlier in range(place):
         _, parts[earlier] = quotas[earlier].step(states[earlier], 0, now)
     for place, quota in limits:
-        _, part = quota.step(states[place], 0, now)
-        if part.remaining < cost:
-            state, part = quota.step(states[place], cost, now)
+        state, part = _looked_at(quota, states[place], costs[place], now)
+        if not part.allowed:
             after = _mended(after, place, state)
             if part.retry_after_us > retry:
                 index, retry = place, part.retry_after_us
@@ -229,19 +243,23 @@ def check(quotas: Sequence[Quota], states: States, cost: int, now: int) -> tuple
     return after, _joint(parts, index)
 
 
-def look(quotas: Sequence[Quota], states: States, cost: int, now: int) -> tuple[States, Decision]:
-    """Ask every limit what it has now, and whether it would admit `cost`; nothing is taken.
+def look(quotas: Sequence[Quota], states: States, costs: Sequence[int], now: int) -> tuple[States, Decision]:
+    """Ask every limit what it has now, and whether it would admit its cost; nothing is taken.
 
     The states that come back are as in `check`.
     """
     after, parts = states, []
     for place, quota in enumerate(quotas):
-        _, part = quota.step(states[place], 0, now)
-        if part.remaining < cost:
-            state, part = quota.step(states[place], cost, now)
-            after = _mended(after, place, state)
+        state, part = _looked_at(quota, states[place], costs[place], now)
+        after = _mended(after, place, state)
         parts.append(part)
     return after, combine(parts)
+
+
+def _looked_at(quota: Quota, state: State, cost: int, now: int) -> tuple[State, Decision]:
+    """Return what one limit has now, or its refusal; and the state, which only a refusal mends."""
+    _, decision = quota.step(state, 0, now)
+    return (state, decision) if decision.remaining >= cost else quota.step(state, cost, now)
 
 
 def _mended(states: States, place: int, state: State) -> States:
@@ -261,8 +279,8 @@ def _refund(quotas: Sequence[Quota], states: States, call: Call, now: int) -> tu
         return states, combine([quota.step(state, 0, now)[1] for quota, state in zip(quotas, states, strict=True)])
     after: list[State] = []
     decisions = []
-    for quota, state in zip(quotas, states, strict=True):
-        new, decision = quota.step(state, -call.cost, now, since)
+    for quota, state, cost in zip(quotas, states, costs_of(call), strict=True):
+        new, decision = quota.step(state, -cost, now, since)
         after.append(state and new)  # nothing comes of nothing
         decisions.append(msgspec.structs.replace(decision, taken=0))
     return after, combine(decisions)

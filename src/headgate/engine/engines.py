@@ -14,8 +14,8 @@ from headgate.core.mode import Mode
 from headgate.core.plan import Call
 from headgate.engine.base import AsyncEngineBase, StoreOptions
 from headgate.engine.charges import Seal
+from headgate.engine.joint import JointCheck, JointRequest
 from headgate.engine.ruling import Explained, Passed, Reset, Ruling
-from headgate.engine.together import JointRequest
 from headgate.engine.verbs import Flow, Observer, Rules, SelectedCheck, T, Verbs
 from headgate.flows import drive
 from headgate.live import LoadStatistics
@@ -132,11 +132,11 @@ class Engine(_Ruled):
         return self._drive(self._verbs.is_passed(client_id, rule_id))
 
     def check_together(self, parts: Sequence[JointRequest]) -> tuple[Ruling, ...]:
-        """Take the costs of several requests if all of them pass, else none; see `headgate.engine.together`.
+        """Take the costs of several requests if all of them pass, else none; see `headgate.engine.joint`.
 
         Each ruling says what the limits of its own request say: some may be allowed, and yet nothing was taken.
         """
-        return self._drive(self._verbs.check_together(parts))
+        return self._drive(self._verbs.check_together(self._verbs.joint_check(parts)))
 
     def use_up(self, part: JointRequest) -> None:
         """Take a request's cost from each limit that applies, or what is left of it: it was used already."""
@@ -299,7 +299,18 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
 
     async def check_together(self, parts: Sequence[JointRequest]) -> tuple[Ruling, ...]:
         """See `Engine.check_together`."""
-        return await self._drive(self._verbs.check_together(parts))
+        return await self._drive(self._verbs.check_together(self._verbs.joint_check(parts)))
+
+    def joint_check(self, requests: Sequence[JointRequest], before: JointCheck | None = None) -> JointCheck:
+        """Return what requests that pass together ask of the store; see `asked`."""
+        return self._verbs.joint_check(requests, before)
+
+    def decide_together(self, check: JointCheck) -> tuple[Ruling, ...] | Awaitable[tuple[Ruling, ...]]:
+        """Make a joint check that `joint_check` has just returned; see `decide`."""
+        flow, memory = self._verbs.check_together(check), self._memory
+        if memory is None:
+            return self._drive(flow)
+        return drive(flow, lambda calls: [memory.run(call) for call in calls])
 
     async def use_up(self, part: JointRequest) -> None:
         """See `Engine.use_up`."""

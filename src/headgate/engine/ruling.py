@@ -52,8 +52,8 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
     matched: bool = False
     """Whether any rule matched, the default included."""
     reason: str = ""
-    """Why, for those on a list, for a cost that could never pass among several requests (see `together`), for what
-    nobody could decide and, by the service, for a rule that does not exist."""
+    """Why, for those on a list, for a cost that could never pass among several requests (see `headgate.engine.joint`),
+    for what nobody could decide and, by the service, for a rule that does not exist."""
     version: int = 0
     """Of the policy."""
     unmatched_principals: tuple[str, ...] = ()
@@ -156,7 +156,15 @@ def refused(decision: Decision) -> Decision:
     return msgspec.structs.replace(decision, **refusal)
 
 
-def ruling_of(selection: Selection, decision: Decision | None, version: int, shadow: Tried = ((), ())) -> Ruling:
+def ruling_of(
+    selection: Selection,
+    decision: Decision | None,
+    version: int,
+    shadow: Tried = ((), ()),
+    reason: str = "",
+    *,
+    is_joint: bool = False,
+) -> Ruling:
     """Return the ruling on a request about which the store has said all it was asked.
 
     Args:
@@ -164,15 +172,18 @@ def ruling_of(selection: Selection, decision: Decision | None, version: int, sha
         decision: about its enforced limits; None where there are none.
         version: of the policy.
         shadow: what `shadow_limits` returns.
+        reason: why limits refuse a cost that could never pass.
+        is_joint: see `Ruling.is_joint`.
     """
     verdict, unmatched = selection.verdict, selection.unmatched_principals
     if decision is None:
         allowed, matched = verdict is not Verdict.DENIED, selection.matched
-        about = *shadow, matched, selection.reason, version, unmatched, selection
+        about = *shadow, matched, selection.reason, version, unmatched, selection, is_joint
         return Ruling(allowed, verdict, None, "", (), *about)
     rules = selection.enforced.rules
     allowed, rule_id, (tried, told) = decision.allowed, rules[decision.index], shadow
-    return Ruling(allowed, verdict, decision, rule_id, rules, tried, told, True, "", version, unmatched, selection)
+    about = tried, told, True, reason, version, unmatched, selection, is_joint
+    return Ruling(allowed, verdict, decision, rule_id, rules, *about)
 
 
 def passed(ruling: Ruling, now: int) -> Passed:

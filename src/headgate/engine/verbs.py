@@ -25,6 +25,7 @@ from headgate.core.numbers import short
 from headgate.core.plan import Call, Limit, Plan, Verb, refund_of
 from headgate.core.quota import SECOND
 from headgate.engine.charges import InvalidCharge, NamedCharge, Seal, charge_of, named_charge, parse, taken_by
+from headgate.engine.joint import JointCheck, JointRequest, selected
 from headgate.engine.ruling import (
     Explained,
     Passed,
@@ -36,7 +37,6 @@ from headgate.engine.ruling import (
     ruling_of,
     shadow_limits,
 )
-from headgate.engine.together import JointRequest, selected, together
 from headgate.live import Live, LoadStatistics
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain, why_not_reset
@@ -90,6 +90,11 @@ class SelectedCheck(msgspec.Struct, frozen=True, gc=False):
     """The one that decides it, if it is one."""
     policy: Policy
     """By which that was found."""
+
+    @property
+    def size(self) -> int:
+        """How many limits there are, those of shadow rules included."""
+        return self.selection.size
 
 
 class _Fixed(msgspec.Struct, frozen=True):
@@ -217,13 +222,18 @@ class Verbs:
         asked = self.asked(self.policy.request_of(client_id, rule_id))
         return passed((yield from self.check(asked, began)), now)
 
-    def check_together(self, parts: Sequence[JointRequest]) -> Flow[tuple[Ruling, ...]]:
+    def joint_check(self, requests: Sequence[JointRequest], before: JointCheck | None = None) -> JointCheck:
+        """Return what requests that pass together ask of the store; that is `before`, of the same, while it holds."""
+        policy, now = self._rules.value, time_ns() // 1000 if self._now is None else self._now()
+        return before if before is not None and before.holds(policy, now) else JointCheck(policy, requests, now)
+
+    def check_together(self, check: JointCheck) -> Flow[tuple[Ruling, ...]]:
         began = perf_counter_ns()
-        rulings = yield from together(self.policy, parts, self.clock.now())
+        rulings = yield from check.flow()
         if self.observer is not None:
             elapsed_ns = perf_counter_ns() - began
-            for part, ruling in zip(parts, rulings, strict=True):
-                if not part.refund:
+            for part, ruling in zip(check.parts, rulings, strict=True):
+                if not part.is_refund:
                     self.observer.decided(ruling, part.request, elapsed_ns)
                 elif part.request.cost:
                     self.observer.refunded()

@@ -5,10 +5,10 @@ Clients choose what is remembered, so it is bounded: in number, in bytes, in mem
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from headgate.cache import BoundedCache
-from headgate.engine import SelectedCheck
+from headgate.engine import JointCheck, SelectedCheck
 from headgate.policy.compiled import Policy
 from headgate.web.headers import MOST_SHOWN
 
@@ -21,7 +21,7 @@ LARGEST_RECURRING = 32
 
 
 class _Understood(Protocol):
-    selected: SelectedCheck | None
+    selected: Any
     """What is asked of the store; None before it was asked, and where that is about many limits."""
 
 
@@ -43,9 +43,9 @@ class RecurringQuestions(BoundedCache[bytes, U]):
             return understood
         return self.keep(raw, understood)
 
-    def select(self, understood: U, selected: SelectedCheck) -> None:
+    def select(self, understood: U, selected: SelectedCheck | JointCheck) -> None:
         """Note what a question asks of the store now: it is new, or something else than before."""
-        if selected.selection.size <= MOST_SHOWN:
+        if selected.size <= MOST_SHOWN:
             understood.selected = selected
         if selected.policy is not self._policy:  # what was found by other rules keeps them alive
             self._policy = selected.policy

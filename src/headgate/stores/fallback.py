@@ -22,7 +22,7 @@ from headgate.core.errors import InvalidQuota, InvalidStore
 from headgate.core.key import Principal
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
-from headgate.core.plan import Call, Charge, Limit, Plan, Verb, combine, decide, part_of
+from headgate.core.plan import Call, Charge, Limit, Plan, Verb, combine, costs_of, decide, part_of, with_costs
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
@@ -74,7 +74,7 @@ class Fallback:
         """Answer a call; `wait_us` is the time until the store is asked again. All or nothing, as ever."""
         modes = [self._mode(limit) for limit in call.plan]
         if Mode.DENY in modes and call.verb is not Verb.REFUND:  # then nobody takes anything
-            call = Call(Verb.PEEK, call.plan, call.cost)
+            call = Call(Verb.PEEK, call.plan, call.cost, costs=call.costs)
         found: dict[int, Decision] = {}
         for mode in dict.fromkeys(modes):
             places = [place for place, each in enumerate(modes) if each is mode]
@@ -126,11 +126,14 @@ class Fallback:
         nodes = self.nodes
         share = _share(call.plan, nodes)
         self._catch_up(call.plan, share, nodes)
-        smallest = min([limit.quota.capacity for limit in share])
-        if call.cost <= smallest or call.verb is Verb.REFUND:
+        costs = costs_of(call)
+        possible = [min(cost, limit.quota.capacity) for cost, limit in zip(costs, share, strict=True)]
+        if call.verb is Verb.REFUND or possible == [*costs]:
             return self._store.run(msgspec.structs.replace(call, plan=share)).limits
-        parts = self._store.run(Call(Verb.PEEK, share, smallest)).limits
-        return tuple([_refused(part, wait_us) if part.limit < call.cost else part for part in parts])
+        parts = self._store.run(with_costs(Call(Verb.PEEK, share), possible)).limits
+        return tuple(
+            [_refused(part, wait_us) if part.limit < cost else part for part, cost in zip(parts, costs, strict=True)]
+        )
 
     def _catch_up(self, plan: Plan, share: Plan, nodes: int) -> None:
         """Take from each share what is not left of it by what the store said since the last time."""

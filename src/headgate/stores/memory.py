@@ -40,7 +40,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
 from headgate.core.key import ONCE_US, Principal, checked_principal
 from headgate.core.numbers import short, whole
-from headgate.core.plan import Call, Family, Limit, Plan, States, Verb
+from headgate.core.plan import Call, Family, Limit, States, Verb
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
@@ -122,15 +122,12 @@ class MemoryStore:
                 now = time_ns() // 1000 if self._now is None else self._now()
                 if now >= self._next_due:
                     self._sweep(now)
-                decision = self._check(call.plan, call.cost, now) if call.verb is _CHECK else self._run(call, now)
+                decision = self._check(call, now) if call.verb is _CHECK else self._run(call, now)
                 if not call.shadow:
                     return decision
                 tried: tuple[Decision, ...] = ()
-                if call.verb is _CHECK and decision.allowed:
-                    for plan in call.shadow:
-                        tried += (self._check(plan, call.cost, now),)
-                else:
-                    tried = tuple([self._run(each, now) for each in plans.shadow_calls(call, decision)])
+                for each in plans.shadow_calls(call, decision):
+                    tried += (self._check(each, now) if each.verb is _CHECK else self._run(each, now),)
                 return msgspec.structs.replace(decision, shadow=tried)
             finally:
                 self._lock.release()
@@ -171,13 +168,13 @@ class MemoryStore:
                     for states in tables:
                         before.append(states[key])  # noqa: PERF401  a comprehension takes longer
                     if not cost:
-                        return plans.look(quotas, before, 1, now)[1]
-                    after, decision = plans.check(quotas, before, cost, now)
+                        return plans.look(quotas, before, (1,) * len(tables), now)[1]
+                    after, decision = plans.check(quotas, before, (cost,) * len(tables), now)
                     if after is before or _replaced(tables, (key,) * len(tables), before, after):
                         return decision
                 except KeyError:  # a new key, or one that must be looked for elsewhere
                     plan = family.plan(key)
-                    return store._first(plan, cost, now) if cost else store._run(Call(_PEEK, plan), now)
+                    return store._first(Call(_CHECK, plan, cost) if cost else Call(_PEEK, plan), now)
                 except TypeError:
                     checked_principal(key)  # an unhashable key
                     raise
@@ -207,7 +204,7 @@ class MemoryStore:
                         table[key] = after
                         return decision
                 except KeyError:
-                    return store._first(family.plan(key), cost, now)
+                    return store._first(Call(_CHECK, family.plan(key), cost), now)
                 except TypeError:
                     checked_principal(key)
                     raise
@@ -227,7 +224,7 @@ class MemoryStore:
         """Do what a call says. The lock is held."""
         verb, plan = call.verb, call.plan
         if verb is _CHECK:
-            return self._check(plan, call.cost, now)
+            return self._check(call, now)
         if verb is Verb.REFUND and call.token and call.charge is not None:
             return self._refund_once(call, call.charge.until, now)
         if verb is not _CHECK_ONCE:
@@ -258,15 +255,15 @@ class MemoryStore:
         answer: Decision = (refunds.states[at] or ())[2]
         return answer
 
-    def _check(self, plan: Plan, cost: int, now: int) -> Decision:
+    def _check(self, call: Call, now: int) -> Decision:
         """Check limits all of which have a state of their own, as nearly all do."""
-        tables = self._tables
+        plan, tables = call.plan, self._tables
         try:
             if len(plan) == 1:
                 (limit,) = plan
                 states, key = tables[limit.space].states, limit.principal
                 before = states[key]
-                after, decision = limit.quota.step(before, cost, now)
+                after, decision = limit.quota.step(before, call.cost, now)
                 if after is before:
                     return decision
                 if states[key] is before:
@@ -277,25 +274,26 @@ class MemoryStore:
                 places = [tables[limit.space].states for limit in plan]
                 keys = [limit.principal for limit in plan]
                 found = list(map(getitem, places, keys))
-                made, decision = plans.check(quotas, found, cost, now)
+                made, decision = plans.check(quotas, found, plans.costs_of(call), now)
                 if made is found or _replaced(places, keys, found, made):
                     return decision
         except KeyError:  # a new key, or one that must be looked for elsewhere
             pass
-        return self._first(plan, cost, now)
+        return self._first(call, now)
 
-    def _first(self, plan: Plan, cost: int, now: int) -> Decision:
-        """Check limits some of which may have no state of their own yet."""
-        if len(plan) != 1:
-            return self._decide(Call(_CHECK, plan, cost), now)
-        limit, quota = plan[0], plan[0].quota
+    def _first(self, call: Call, now: int) -> Decision:
+        """Do what a call says about limits some of which may have no state of their own yet."""
+        if len(call.plan) != 1 or call.verb is not _CHECK:
+            return self._decide(call, now)
+        (limit,) = call.plan
+        quota = limit.quota
         while True:
             found = self._find(limit, 1)
             occupied = _occupied(found, quota, now)
             if occupied is not None:
                 found, after, decision = occupied
             else:
-                after, decision = quota.step(found[2], cost, now)
+                after, decision = quota.step(found[2], call.cost, now)
             _, at, state, _ = found
             if after is state:
                 return decision
@@ -451,13 +449,14 @@ def _decide_shared(call: Call, found: list[_Found], before: States, now: int) ->
                 kept[place] = occupied[1:]
     refusals = {index: (kept[places[index]][0], refusal) for index, (_, refusal) in refusals.items()}
     shared = [each[0].shared for each in found]
+    costs = plans.costs_of(call)
     if call.verb is Verb.RESET:  # what keys share is not forgotten for one of them
         left = [state if is_shared else None for state, is_shared in zip(before, shared, strict=True)]
-        return left, _refused(plans.look(quotas, left, call.cost, now), refusals)[1]
+        return left, _refused(plans.look(quotas, left, costs, now), refusals)[1]
     if call.verb is Verb.REFUND and any(shared):  # nor given back
-        return before, _refused(plans.look(quotas, before, 1, now), refusals)[1]
+        return before, _refused(plans.look(quotas, before, (1,) * len(quotas), now), refusals)[1]
     if refusals:
-        return _refused(plans.look(quotas, before, call.cost, now), refusals)
+        return _refused(plans.look(quotas, before, costs, now), refusals)
     after, decision = plans.decide(call, before, now)
     if decision.taken and len(set(places)) < len(places):
         after = _filled(places, quotas, after, now)

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from headgate.core.algorithms import void_at
 from headgate.core.decision import Decision
 from headgate.core.key import ONCE_US, once_token
-from headgate.core.plan import Call, Family, Plan, Verb, refund_of
+from headgate.core.plan import Call, Family, Plan, Verb, refund_of, with_costs
 from headgate.core.quota import Quota
 from headgate.stores.base import Store
 from headgate.testing.clock import ManualClock
@@ -105,6 +105,19 @@ class _Machine(RuleBasedStateMachine):
         named = f"{self.name}#{number}#{self.changes}"  # which limit an answer names after a change is open
         token = named.encode() if data.draw(st.booleans()) else b""
         self._same(refund_of(self._plan(key), decision, token))
+
+    @precondition(lambda self: self.quotas)
+    @rule(
+        verb=st.sampled_from([Verb.CHECK, Verb.CHECK, Verb.PEEK, Verb.REFUND]),
+        key=st.sampled_from("ab"),
+        data=st.data(),
+    )
+    def each_its_own(self, verb: Verb, key: str, data: st.DataObject) -> None:
+        plan = self._plan(key)
+        costs = [data.draw(st.integers(1, max(1, min(5, limit.quota.capacity)))) for limit in plan]
+        decision = self._same(with_costs(Call(verb, plan), costs))
+        if decision.taken:
+            self.decisions.append((key, decision))
 
     @rule(key=st.sampled_from("ab"))
     def reset(self, key: str) -> None:

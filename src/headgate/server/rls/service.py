@@ -10,7 +10,7 @@ mistake in Envoy's configuration.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from time import perf_counter_ns
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ from headgate.core.errors import HeadgateError, UsageError
 from headgate.core.key import space
 from headgate.core.mode import Mode
 from headgate.core.plan import MAX_COST, Limit
-from headgate.engine import JointRequest, Ruling, SelectedCheck
+from headgate.engine import AsyncEngine, JointCheck, JointRequest, Ruling, SelectedCheck
 from headgate.engine.descriptors import Answered, AsyncDescriptorEngine
 from headgate.observe.recorder import Recorder
 from headgate.policy.envoy import Descriptor, Matching, Override, Unit
@@ -28,7 +28,7 @@ from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.matching import principal_of
 from headgate.policy.envoy.tree import made_once
 from headgate.policy.key_file import CONSUMER_PREFIX
-from headgate.policy.request import InvalidRequest, Request
+from headgate.policy.request import InvalidRequest
 from headgate.policy.selection import Limits
 from headgate.server.decisions import Decisions
 from headgate.server.recurring import RecurringQuestions
@@ -63,9 +63,9 @@ class Understood(msgspec.Struct, gc=False):
     """Of its descriptors."""
     matching: Matching | None = None
     """What the trees say, where they decide."""
-    request: Request | None = None
-    """What the rules are asked, where that is one request, which needs no other to pass with it."""
-    selected: SelectedCheck | None = None
+    parts: list[JointRequest] | None = None
+    """What the rules are asked; None before they are."""
+    selected: SelectedCheck | JointCheck | None = None
     echo: bytes = b""
     """What the answer's metadata repeats of the question, encoded."""
 
@@ -181,11 +181,6 @@ class RateLimitService:
             matching = self.trees.match(domain, descriptors, hits_addend)
             if matching.known or self._decisions is None:
                 understood.matching = matching
-                return understood
-        only = descriptors[0]
-        if len(descriptors) == 1 and not self._count_refused and only.override is None and not only.refund:
-            hits = (hits_addend or 1) if only.hits is None else only.hits
-            understood.request = self._mapper.request(domain, only, hits)
         return understood
 
     def _answer(self, asked: Understood, caller: Caller) -> RlsAnswer | Awaitable[RlsAnswer]:
@@ -233,20 +228,42 @@ class RateLimitService:
 
     def _ruled(self, decisions: Decisions, understood: Understood, caller: Caller) -> RlsAnswer | Awaitable[RlsAnswer]:
         """Answer by rules."""
-        engine, request, before = decisions.engine, understood.request, understood.selected
+        engine, question, before = decisions.engine, understood.question, understood.selected
         now = engine.clock.now()
-        if request is None:
-            return self._ruled_together(decisions, understood.question, now, caller)
         try:
-            selected = engine.asked(request, before)
-        except UsageError:  # more than could ever pass, or not a path: either is over the limit
-            return self._ruled_together(decisions, understood.question, now, caller)
+            parts = understood.parts
+            if parts is None:
+                parts = understood.parts = [self._part(question, descriptor) for descriptor in question.descriptors]
+            selected = self._selected(engine, parts, before)
+        except UsageError as error:
+            problems = [self._problem(decisions, question, descriptor, now) for descriptor in question.descriptors]
+            return self._by_rules.unacceptable(problems if any(problems) else [str(error)] * len(problems))
         if selected is not before:
             self._recurring.select(understood, selected)
-        ruling = engine.decide(request, selected)
-        if isinstance(ruling, Ruling):
-            return self._by_rules.of((ruling,), now)
-        return self._ruled_later(decisions, ruling, now, caller)
+        if isinstance(selected, SelectedCheck):
+            ruling = engine.decide(selected.request, selected)
+            if isinstance(ruling, Ruling):
+                return self._by_rules.of((ruling,), now)
+            return self._ruled_later(decisions, ruling, now, caller)
+        rulings = engine.decide_together(selected)
+        if isinstance(rulings, tuple) and not self._count_refused:
+            return self._of_all(parts, rulings, now)
+        return self._all_ruled_later(decisions, parts, rulings, now, caller)
+
+    def _selected(
+        self, engine: AsyncEngine, parts: Sequence[JointRequest], before: SelectedCheck | JointCheck | None
+    ) -> SelectedCheck | JointCheck:
+        """Return what one request asks of the store, or several that pass together. Raises UsageError."""
+        if isinstance(before, JointCheck):
+            return engine.joint_check(parts, before)
+        if len(parts) == 1 and not self._count_refused:
+            ((request, is_refund, instead),) = parts
+            if not (is_refund or instead.plan):
+                try:
+                    return engine.asked(request, before)
+                except UsageError:  # more than could ever pass, which is over the limit and no error, or not a path
+                    pass
+        return engine.joint_check(parts)
 
     async def _ruled_later(
         self, decisions: Decisions, ruling: Awaitable[Ruling], now: int, caller: Caller
@@ -256,16 +273,15 @@ class RateLimitService:
             await decisions.undo((decided,))
         return self._by_rules.of((decided,), now)
 
-    async def _ruled_together(self, decisions: Decisions, question: RlsQuestion, now: int, caller: Caller) -> RlsAnswer:
-        """Answer by rules: all descriptors, or none."""
-        domain, descriptors, hits_addend = question
-        hits_addend = hits_addend or 1
-        try:
-            parts = [self._part(domain, descriptor, hits_addend) for descriptor in descriptors]
-            rulings = await decisions.check_together(parts)
-        except UsageError as error:
-            problems = [self._problem(decisions, domain, descriptor, hits_addend, now) for descriptor in descriptors]
-            return self._by_rules.unacceptable(problems if any(problems) else [str(error)] * len(problems))
+    async def _all_ruled_later(
+        self,
+        decisions: Decisions,
+        parts: Sequence[JointRequest],
+        decided: tuple[Ruling, ...] | Awaitable[tuple[Ruling, ...]],
+        now: int,
+        caller: Caller,
+    ) -> RlsAnswer:
+        rulings = decided if isinstance(decided, tuple) else await decided
         refused = any(not ruling.allowed and not part.refund for ruling, part in zip(rulings, parts, strict=True))
         if refused and self._count_refused:
             for part in parts:
@@ -273,11 +289,16 @@ class RateLimitService:
                     await decisions.use_up(part)
         if caller.is_abandoned:
             await decisions.undo(rulings)
+        return self._of_all(parts, rulings, now)
+
+    def _of_all(self, parts: Sequence[JointRequest], rulings: Sequence[Ruling], now: int) -> RlsAnswer:
         refunds = [part.refund for part in parts]
         return self._by_rules.of(rulings, now, refunds if any(refunds) else ())
 
-    def _part(self, domain: str, descriptor: Descriptor, hits_addend: int) -> JointRequest:
-        hits = hits_addend if descriptor.hits is None else descriptor.hits
+    def _part(self, question: RlsQuestion, descriptor: Descriptor) -> JointRequest:
+        """Return what a descriptor asks. Raises InvalidRequest."""
+        domain, _, hits_addend = question
+        hits = (hits_addend or 1) if descriptor.hits is None else descriptor.hits
         if descriptor.refund or self._count_refused:
             hits = min(hits, MAX_COST)
         request = self._mapper.request(domain, descriptor, hits)
@@ -286,10 +307,10 @@ class RateLimitService:
         limits = _overriding(domain, descriptor, descriptor.override)
         return JointRequest(request, descriptor.refund, limits)
 
-    def _problem(self, decisions: Decisions, domain: str, descriptor: Descriptor, hits_addend: int, now: int) -> str:
+    def _problem(self, decisions: Decisions, question: RlsQuestion, descriptor: Descriptor, now: int) -> str:
         """Say what is wrong with a descriptor; empty if nothing is."""
         try:
-            decisions.engine.policy.select(self._part(domain, descriptor, hits_addend).request, now, asking=False)
+            decisions.engine.policy.select(self._part(question, descriptor).request, now, asking=False)
         except HeadgateError as error:
             return str(error)
         return ""

@@ -21,7 +21,7 @@ from headgate.core.decision import Decision, marked
 from headgate.core.errors import OutcomeUnknown, StoreError
 from headgate.core.key import Principal
 from headgate.core.numbers import fineness, rate, short
-from headgate.core.plan import Call, Limit, Plan, Verb, combine
+from headgate.core.plan import Call, Limit, Plan, Verb, combine, costs_of
 from headgate.core.pressure import Pressure, thresholds
 from headgate.core.quota import Quota
 from headgate.stores.redis.address import Address
@@ -66,8 +66,8 @@ _GIVE_BACK, _TRY_OUT, _FIND = b"u", b"s", b"q"
 _REPLAYED = 2
 """What `allowed` is where a request was admitted before, by other limits, so that these take nothing."""
 _PRESSURES = (Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED)
-_HEAD = Struct("<cHBdd")
-_UNTIL = Struct("<d")
+_HEAD = Struct("<cHBd")
+_DOUBLE = Struct("<d")
 _QUOTA = Struct("<10d")
 _MOST_PREPARED = 4096
 _SERVER_TIME = b"$0\r\n\r\n"
@@ -91,7 +91,7 @@ class Query(msgspec.Struct, frozen=True, gc=False):
     size: int
     """How many numbers answer it: for each plan the time, and then six for each limit."""
     charge: int
-    """What an admission takes."""
+    """What an admission takes, of each limit unless `Call.costs` says otherwise; 0 if there is none."""
 
 
 def query(call: Call, *, attempt: bool = False) -> Query:
@@ -108,7 +108,7 @@ def query(call: Call, *, attempt: bool = False) -> Query:
             letter = _GIVE_BACK
         elif call.token and verb is Verb.PEEK:
             letter, charge = _FIND, cost
-    kind: list[object] = [letter, cost]
+    kind: list[object] = [letter, cost, call.costs]
     if call.shadow:
         kind.append(len(limits))  # never an identity
         for plan in call.shadow:
@@ -161,8 +161,8 @@ def home_of(call: Call) -> Principal:
     return call.caller or (call.plan or call.shadow[0])[0].principal
 
 
-_Part: TypeAlias = tuple[bytes, Plan, int, int]
-"""What to do with which limits, how many records go with it, and since when what is taken back was taken."""
+_Part: TypeAlias = tuple[bytes, Plan, tuple[int, ...], int, int]
+"""What to do with which limits, at what costs, how many records go with it, and when what is taken back was taken."""
 
 
 def _parts(call: Call, letter: bytes) -> list[_Part]:
@@ -170,8 +170,8 @@ def _parts(call: Call, letter: bytes) -> list[_Part]:
     verb, plan, token, charge, shadow = call.verb, call.plan, call.token, call.charge, call.shadow
     since = 0 if charge is None else min(charge.taken_at)
     tried = _TRY_OUT if plan and verb is _CHECK else letter
-    own: list[_Part] = [(letter, plan, 1 if token else 0, since)] if plan or token else []
-    return own + [(tried, each, 0, 0) for each in shadow]
+    own: list[_Part] = [(letter, plan, costs_of(call), 1 if token else 0, since)] if plan or token else []
+    return own + [(tried, each, (call.cost,) * len(each), 0, 0) for each in shadow]
 
 
 _Prepared: TypeAlias = tuple[bytes, int, int, int, list[Quota]]
@@ -205,13 +205,14 @@ def arguments_at(call: Call, letter: bytes, now: int | None) -> bytes:
     """
     now = time_ns() // 1000 if now is None else now
     arguments = []
-    for each, plan, records, since in _parts(call, letter):
-        quotas = [limit.quota for limit in plan]
-        periods = [quota.calendar and quota.calendar.around(now) for quota in quotas]
-        head = _HEAD.pack(each, len(plan), records, call.cost, since)
+    for each, plan, costs, records, since in _parts(call, letter):
+        argument = _HEAD.pack(each, len(plan), records, since)
         if each == _GIVE_BACK and call.charge is not None:
-            head += _UNTIL.pack(call.charge.until)
-        arguments.append(bulk(b"".join([head, *map(_described, quotas, periods)])))
+            argument += _DOUBLE.pack(call.charge.until)
+        for limit, cost in zip(plan, costs, strict=True):
+            calendar = limit.quota.calendar
+            argument += _DOUBLE.pack(cost) + _described(limit.quota, calendar and calendar.around(now))
+        arguments.append(bulk(argument))
     return b"".join(arguments)
 
 
@@ -273,7 +274,7 @@ def decisions(reply: object, queries: Sequence[Query], address: Address) -> list
         elif call.shadow:
             answers.append(_with_shadows(call, query.charge, numbers, at))
         else:
-            answers.append(_decision(call.plan, query.charge, numbers, at))
+            answers.append(_decision(call.plan, query.charge, numbers, at, call.costs))
         at += query.size
     return answers
 
@@ -293,7 +294,7 @@ def _failure(first: int, address: Address) -> StoreError:
 def _with_shadows(call: Call, charge: int, numbers: Sequence[int], at: int) -> Decision:
     decision = combine(())
     if call.plan:
-        decision = _decision(call.plan, charge, numbers, at)
+        decision = _decision(call.plan, charge, numbers, at, call.costs)
         at += 1 + 6 * len(call.plan)
     charge, tried = charge if decision.allowed else 0, []
     for plan in call.shadow:
@@ -303,8 +304,11 @@ def _with_shadows(call: Call, charge: int, numbers: Sequence[int], at: int) -> D
     return msgspec.structs.replace(decision, shadow=tuple(tried))
 
 
-def _decision(plan: Plan, charge: int, numbers: Sequence[int], at: int) -> Decision:
-    """Return the decision of a plan that the script answered; `charge` is what it has taken if it is an admission."""
+def _decision(plan: Plan, charge: int, numbers: Sequence[int], at: int, costs: tuple[int, ...] = ()) -> Decision:
+    """Return the decision of a plan that the script answered.
+
+    If it is an admission, it has taken `charge`: of each limit, or of each what `costs` says.
+    """
     if len(plan) == 1:
         now, allowed, remaining, retry, reset, pressure, delay = numbers[at : at + 7]
         quota = plan[0].quota
@@ -319,12 +323,13 @@ def _decision(plan: Plan, charge: int, numbers: Sequence[int], at: int) -> Decis
         return msgspec.structs.replace(combine(()), allowed=now > 0)
     passed = numbers[at + 1 : at + 1 + 6 * len(plan) : 6]
     taken = 0 if 0 in passed or _REPLAYED in passed else charge
-    for limit in plan:
+    for place, limit in enumerate(plan):
         quota = limit.quota
         allowed, remaining, retry, reset, pressure, delay = numbers[at + 1 : at + 7]
         at += 6
         state, when = _PRESSURES[pressure], now if allowed else 0
-        found.append(Decision(allowed > 0, quota.capacity, remaining, retry, reset, state, quota, delay, taken, when))
+        took = costs[place] if taken and costs else taken
+        found.append(Decision(allowed > 0, quota.capacity, remaining, retry, reset, state, quota, delay, took, when))
     return combine(found)
 
 

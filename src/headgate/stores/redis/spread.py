@@ -141,16 +141,16 @@ def _once(call: Call, pieces: list[Piece]) -> Flow:
     if own.plan == call.plan:
         return (yield Step(call))
     others = [piece for piece in pieces if piece is not own]
-    seen = yield Step(Call(Verb.PEEK, own.plan, call.cost, call.token, caller=call.caller))
+    seen = yield Step(msgspec.structs.replace(part_of(call, own.places), verb=Verb.PEEK))
     if not seen:
         return (yield from _all_or_nothing(call, [*others, own]))
     found = dict(zip(own.places, seen.limits, strict=False))
     for piece in others:
-        part = msgspec.structs.replace(call, verb=Verb.PEEK, plan=piece.plan, caller="")
+        part = msgspec.structs.replace(part_of(call, piece.places), verb=Verb.PEEK, caller="")
         try:
             decision = yield Step(part)
             if not decision:  # it has no record of this request, which took nothing from it
-                decision = yield Step(Call(Verb.PEEK, piece.plan, call.cost))
+                decision = yield Step(msgspec.structs.replace(part, token=b""))
         except StoreError:
             decision = unanswered(piece.plan)
         found.update(zip(piece.places, decision.limits, strict=True))
@@ -172,7 +172,8 @@ def _all_or_nothing(call: Call, pieces: list[Piece]) -> Flow:
     for number, piece in enumerate(pieces):
         try:
             caller = call.caller if number == len(pieces) - 1 else ""  # whose slot comes last
-            decision = yield Step(msgspec.structs.replace(call, plan=piece.plan, caller=caller), attempt=True)
+            part = msgspec.structs.replace(part_of(call, piece.places), caller=caller)
+            decision = yield Step(part, attempt=True)
         except StoreError as error:
             done, _ = yield from _undone(call, taken)
             if not done:
@@ -186,7 +187,7 @@ def _all_or_nothing(call: Call, pieces: list[Piece]) -> Flow:
             found.update(looked)
             for other in pieces[number + 1 :]:
                 if other.plan:
-                    found.update((yield from _looked_at(other, call.cost)))
+                    found.update((yield from _looked_at(call, other)))
             break
         taken.append((piece, decision.taken_at_us))
     return combine([found[place] for place in range(len(call.plan))])
@@ -206,10 +207,11 @@ def _each(call: Call, pieces: list[Piece]) -> Flow:
     return combine([found[place] for place in range(len(call.plan))])
 
 
-def _looked_at(piece: Piece, cost: int) -> Generator[Step, Decision, dict[int, Decision]]:
+def _looked_at(call: Call, piece: Piece) -> Generator[Step, Decision, dict[int, Decision]]:
     """Return what limits have, beside another that refuses. If they do not answer, the refusal stands without them."""
     try:
-        decision = yield Step(Call(Verb.PEEK, piece.plan, cost))
+        part = part_of(call, piece.places)
+        decision = yield Step(msgspec.structs.replace(part, verb=Verb.PEEK, token=b"", caller=""))
     except StoreError:
         decision = unanswered(piece.plan)
     return dict(zip(piece.places, decision.limits, strict=True))
@@ -221,7 +223,7 @@ def _undone(call: Call, taken: list[tuple[Piece, int]]) -> Generator[Step, Decis
     for piece, since in reversed(taken):
         charge = Charge((since,) * len(piece.plan))
         try:
-            undo = Call(Verb.REFUND, piece.plan, call.cost, call.token, charge)
+            undo = msgspec.structs.replace(part_of(call, piece.places), verb=Verb.REFUND, charge=charge, caller="")
             decision = yield Step(undo, attempt=True, late=True)
         except StoreError as error:
             done, decision = False, unanswered(piece.plan)

@@ -6,9 +6,9 @@
 --          verb, one letter: c check, p peek, r refund, x reset, o once, u refund a charge, s try out, q find; C and O as c and
 --          o, but they may be undone, and b undoes
 --          the number of its limits, two bytes, and of its records, 0 or 1, one byte
---          cost, since: doubles; of u also until when it may be given back
---          for each limit: the name of its step, ended by a zero byte; limit, capacity, window, gain, unit, every,
---          calm, warn, queue, fineness: doubles. With a calendar, when its period begins, when the next one does, and when that
+--          since, a double; of u also until when it may be given back
+--          for each limit: its cost, a double; the name of its step, ended by a zero byte; limit, capacity, window,
+--          gain, unit, every, calm, warn, queue, fineness: doubles. With a calendar, when its period begins, when the next one does, and when that
 --          is over take the places of gain, unit and every
 -- reply  one string: for each plan the time in microseconds, then for each of its limits allowed, remaining,
 --        retry_after, reset_after, pressure, delay; integers of 8 bytes. If a plan of several fails
@@ -202,16 +202,16 @@ local function decider()
 
   -- What the limit has now, and whether it would admit the cost; takes nothing, but may mend a state (law 8).
   local function look(plan, index, key)
-    local _, remaining = ask(plan, index, 0, key)
+    local cost, _, remaining = plan[index].cost, ask(plan, index, 0, key)
     after[index] = before[index]
-    if remaining < plan.cost then ask(plan, index, plan.cost, key) end
+    if remaining < cost then ask(plan, index, cost, key) end
   end
 
-  -- Take the cost from all limits if all admit it, else from none; returns the first that does not.
+  -- Take its cost from each limit if all admit theirs, else from none; returns the first that does not.
   local function check(plan, first)
-    local count, cost = plan.count, plan.cost
+    local count = plan.count
     for refused = 1, count do
-      if not ask(plan, refused, cost, KEYS[first + refused]) then
+      if not ask(plan, refused, plan[refused].cost, KEYS[first + refused]) then
         for index = 1, count do
           if index ~= refused then look(plan, index, KEYS[first + index]) end
         end
@@ -223,27 +223,27 @@ local function decider()
   -- Do what needs no all-or-nothing.
   local function each(plan, verb, first)
     for index = 1, plan.count do
-      local key = KEYS[first + index]
+      local key, quota = KEYS[first + index], plan[index]
       if verb == 'r' then
-        ask(plan, index, -plan.cost, key)
+        ask(plan, index, -quota.cost, key)
       elseif verb == 'b' then
-        local quota, held = plan[index], before[index]
+        local held = before[index]
         if quota.log then
           if held and now >= plan.since then
             before[index] = quota.log.unmarked(held, plan.since)
-            ask(plan, index, -plan.cost, key, plan.since)
+            ask(plan, index, -quota.cost, key, plan.since)
             save(key, quota, held, quota.log.marked(after[index]), resets[index], true)
             held = quota.log.load(key)
             before[index] = held
           end
         else
-          before[index] = undone(quota, held, plan.cost, plan.since, key)
+          before[index] = undone(quota, held, quota.cost, plan.since, key)
         end
         look(plan, index, key)
         if held and not before[index] then call('DEL', key) end
         before[index] = held
       elseif verb == 'u' and now >= plan.since and (plan.last == 0 or now < plan.last) then
-        ask(plan, index, -plan.cost, key, plan.since)
+        ask(plan, index, -quota.cost, key, plan.since)
       else
         if verb == 'u' or verb == 'q' then ask(plan, index, 0, key) else look(plan, index, key) end
         after[index] = before[index]
@@ -271,7 +271,7 @@ local function decider()
     for index = 1, count do
       local quota, held, state = plan[index], before[index], after[index]
       if verb == 'c' and not refused and not quota.log and (undoable or (held and #held > quota.size)) then
-        state = noted(quota, held, state, plan.cost, undoable)
+        state = noted(quota, held, state, quota.cost, undoable)
       end
       save(KEYS[first + index], quota, held, state, resets[index], longer)
     end
@@ -340,7 +340,7 @@ local function answer(plan, verb, first)
     decide = decide or decider()
     return decide(plan, verb, first)
   end
-  local after, allowed, remaining, retry, reset, pressure, delay = quota.step(before, quota, plan.cost, now, key)
+  local after, allowed, remaining, retry, reset, pressure, delay = quota.step(before, quota, quota.cost, now, key)
   save(key, quota, before, after, reset)
   return pack('<i8i8i8i8i8i8i8', now, allowed, remaining, retry, reset, pressure, delay), allowed == 1
 end
@@ -351,13 +351,14 @@ for index = 2, #ARGV do
   local text = ARGV[index]
   local plan = several and plans[text]
   if not plan then
-    local verb, count, records, cost, since, at = unpack_from('<c1HBdd', text)
-    plan = {false, verb = verb:lower(), count = count, records = records, cost = cost, since = since}
+    local verb, count, records, since, at = unpack_from('<c1HBd', text)
+    plan = {false, verb = verb:lower(), count = count, records = records, since = since}
     plan.undoable = verb ~= plan.verb
     if verb == 'u' then plan.last, at = unpack_from('<d', text, at) end
     for place = 1, count do
-      local quota, following = quota_at(text, at)
-      quota.text, at = text:sub(at, following - 1), following
+      local cost, from = unpack_from('<d', text, at)
+      local quota, following = quota_at(text, from)
+      quota.cost, quota.text, at = cost, text:sub(from, following - 1), following
       if quota.log then plan.logs = true end
       plan[place] = quota
     end

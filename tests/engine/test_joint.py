@@ -15,7 +15,7 @@ from headgate.core.key import space
 from headgate.core.plan import Call, Limit, Verb
 from headgate.core.quota import Quota
 from headgate.engine import Engine, JointRequest, Ruling
-from headgate.engine.together import JointFlow, together
+from headgate.engine.joint import JointCheck, JointFlow
 from headgate.policy.compiled import Policy
 from headgate.policy.loading import load
 from headgate.policy.request import InvalidRequest, Request
@@ -34,6 +34,14 @@ rules:
 deny: [{user: mallory}]
 allow: [{user: root}]
 """
+
+
+TIERS = """
+version: 1
+rules: [{id: r, dimension: user, limit: 4, window: 1h, algorithm: fixed_window}]
+tiers: {gold: {r: {limit: 8}}}
+"""
+GOLD = JointRequest(Request({"user": "ada"}, tier="gold"))
 
 
 def user(name: str = "ada", cost: int = 1, *, refund: bool = False) -> JointRequest:
@@ -184,8 +192,7 @@ def test_shadow_rules_count_only_what_passes(engine: Any) -> None:
 def test_shadow_rules_of_all_requests_are_asked_at_the_same_time() -> None:
     """One after the other, a store that hangs would keep Envoy waiting once for each."""
     store = MemoryStore(clock=ManualClock())
-    flow = together(Policy(load(RULES)), [user(), user("bob"), ip(), user("bob", 2)], 0)
-    asked, rulings = played(flow, store.run)
+    asked, rulings = played(joint(RULES, user(), user("bob"), ip(), user("bob", 2)), store.run)
     assert asked[-1] == [Verb.CHECK, Verb.CHECK, Verb.PEEK]  # the last one is too much for a limit of 1
     assert [[each.decision.allowed for each in ruling.shadow] for ruling in rulings] == [[True], [True], [], [False]]
 
@@ -235,21 +242,17 @@ def test_what_was_used_already_takes_what_is_left(engine: Any) -> None:
     assert passed(engine, JointRequest(Request({"user": "bob"}), instead=own.instead)) == [False]
 
 
-def test_equal_costs_need_one_call_of_the_store() -> None:
+def test_one_call_of_the_store_decides_whatever_the_costs_are() -> None:
     with Engine(load(RULES.replace("shadow: true", "enabled: false")), store=(store := Counting())) as engine:
         engine.check_together([user(), ip(), user("bob"), ip("203.0.113.10")])
         engine.check_together([user(), user("bob"), ip(cost=2)])
-    assert store.calls == ["check 4", "check 2", "check 1"]
+    assert store.calls == ["check 4", "check 3"]
 
 
 def test_one_limit_under_two_sets_of_terms_takes_both_costs() -> None:
     """Those of a tier that only one of the requests has: the state is the same."""
-    rules = load(
-        "version: 1\nrules: [{id: r, dimension: user, limit: 4, window: 1h, algorithm: fixed_window}]\n"
-        "tiers: {gold: {r: {limit: 8}}}"
-    )
-    with Engine(rules, clock=ManualClock()) as engine:
-        parts = [user(), JointRequest(Request({"user": "ada"}, tier="gold"))]
+    with Engine(load(TIERS), clock=ManualClock()) as engine:
+        parts = [user(), GOLD]
         assert passed(engine, *parts) == [True, True]
         assert passed(engine, *parts) == [True, True]
         assert passed(engine, *parts) == [False, True]
@@ -269,48 +272,63 @@ def played(flow: JointFlow, answer: Callable[[Call], Decision]) -> tuple[list[li
         return asked, stop.value
 
 
-def joint(*parts: JointRequest) -> JointFlow:
-    return together(Policy(load(RULES.replace("shadow: true", "enabled: false"))), parts, 0)
+def joint(rules: str, *parts: JointRequest) -> JointFlow:
+    return JointCheck(Policy(load(rules)), parts, 0).flow()
 
 
-def test_a_refusal_takes_nothing_in_between_either() -> None:
+def test_a_refusal_takes_nothing_whatever_the_costs_are() -> None:
+    store, rules = MemoryStore(clock=ManualClock()), RULES.replace("shadow: true", "enabled: false")
+    played(joint(rules, user(cost=3)), store.run)
+    asked, rulings = played(joint(rules, ip(cost=2), user()), store.run)
+    assert asked == [[Verb.CHECK]]
+    assert [ruling.allowed for ruling in rulings] == [True, False]
+    assert [limit.decision.remaining for ruling in rulings for limit in ruling.limits] == [5, 0]
+
+
+def is_gold(call: Call) -> bool:
+    return call.plan[0].quota.limit == 8
+
+
+def test_a_limit_on_two_terms_is_looked_at_first() -> None:
     store = MemoryStore(clock=ManualClock())
-    played(joint(user(cost=3)), store.run)
-    asked, rulings = played(joint(ip(cost=2), user()), store.run)
+    played(joint(TIERS, user(cost=4)), store.run)
+    asked, rulings = played(joint(TIERS, GOLD, user()), store.run)
     assert asked == [[Verb.PEEK, Verb.PEEK]]
     assert [ruling.allowed for ruling in rulings] == [True, False]
 
 
-def test_what_was_taken_is_given_back_if_others_are_quicker() -> None:
+def test_what_was_taken_on_other_terms_is_refunded_if_others_are_quicker() -> None:
     store = MemoryStore(clock=ManualClock())
 
     def raced(call: Call) -> Decision:
-        if call.verb is Verb.CHECK and call.cost == 2:
-            played(joint(user(cost=3)), store.run)
+        if call.verb is Verb.CHECK and is_gold(call):
+            store.run(Call(Verb.CHECK, call.plan, 7))
         return store.run(call)
 
-    asked, rulings = played(joint(ip(cost=2), user()), raced)
+    asked, rulings = played(joint(TIERS, user(), GOLD), raced)
     assert asked == [[Verb.PEEK, Verb.PEEK], [Verb.CHECK], [Verb.CHECK], [Verb.REFUND]]
     decisions = [ruling.decision for ruling in rulings]
-    assert [(each.allowed, each.remaining) for each in decisions if each is not None] == [(True, 5), (False, 0)]
+    assert [(each.allowed, each.remaining) for each in decisions if each is not None] == [(True, 0), (False, 0)]
+    ((after,),) = (ruling.limits for ruling in played(joint(TIERS, GOLD), store.run)[1])
+    assert (after.decision.allowed, after.decision.used) == (True, 8)
 
 
-@pytest.mark.parametrize("away", [2, 1])
-def test_nothing_is_given_back_to_those_who_did_not_take_it(away: int) -> None:
-    """The store goes away, or comes back, between two costs; whoever answers then knows nothing of the first one."""
+@pytest.mark.parametrize("gold_is_away", [False, True])
+def test_nothing_is_refunded_to_those_who_did_not_take_it(gold_is_away: bool) -> None:  # noqa: FBT001  pytest passes it
+    """The store goes away, or comes back, between two plans; whoever answers then knows nothing of the first one."""
     store, local = MemoryStore(clock=ManualClock()), MemoryStore(clock=ManualClock())
 
     def changing(call: Call) -> Decision:
         if call.verb is Verb.PEEK:
             return store.run(call)
-        is_away = call.charge.degraded != "" if call.charge else call.cost == away
+        is_away = call.charge.degraded != "" if call.charge else is_gold(call) == gold_is_away
         answering = local if is_away else store
-        if call.cost == 1:
-            answering.run(Call(Verb.CHECK, call.plan, 3))  # others are quicker
+        if is_gold(call):
+            answering.run(Call(Verb.CHECK, call.plan, 8))  # others are quicker
         decision = answering.run(call)
         return marked(decision, "storage_unavailable") if is_away else decision
 
-    asked, rulings = played(joint(ip(cost=2), user()), changing)
+    asked, rulings = played(joint(TIERS, user(), GOLD), changing)
     assert asked == [[Verb.PEEK, Verb.PEEK], [Verb.CHECK], [Verb.CHECK], [Verb.REFUND]]
     assert [ruling.allowed for ruling in rulings] == [True, False]
     assert [(len(each), rulings[0].limits[0].decision.used) for each in (local, store) if len(each)] == [(1, 0), (1, 0)]
