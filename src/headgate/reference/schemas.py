@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
+from types import NoneType
 from typing import Any, TypeAlias
 
 from headgate.web.problem import CONTENT_TYPE
@@ -18,6 +20,8 @@ NUMBER: Json = {"type": "number"}
 YES_OR_NO: Json = {"type": "boolean"}
 MOMENT: Json = {"type": "string", "format": "date-time"}
 STATE: Json = {"enum": ["normal", "warning", "throttled"]}
+_TYPES: dict[type, Json] = {str: TEXT, int: WHOLE, float: NUMBER, bool: YES_OR_NO, NoneType: {"type": "null"}}
+_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]+Z")
 _MEANINGS = {
     "action": "What was done.",
     "actor": "The key that made the change: its name and id.",
@@ -42,7 +46,6 @@ _MEANINGS = {
     "half_life_seconds": "After so many seconds a past request counts half.",
     "hot": "The keys that are asked for most.",
     "in_force": "What counts now.",
-    "key": "It is shown here, and nowhere else.",
     "key_id": "The public part of the key.",
     "last_used_at": "When the key was used last; null for never.",
     "limit": "Units in one window, or the capacity of a bucket.",
@@ -118,6 +121,36 @@ def items(of: Described) -> Described:
     """Return a list with one item."""
     schema, example = of
     return list_of(schema), [example]
+
+
+def described(name: str, examples: Json, known: Json, optional: Mapping[str, Json]) -> Described:
+    """Return the schema that follows from an example, and the example.
+
+    Args:
+        name: of the example; with dots, of a part of it.
+        examples: all, by name. Text such as ``=NAME`` in one stands for another, whose schema has that name.
+        known: schemas that one example does not show, by the ends of such names.
+        optional: by name: members that are not always there.
+    """
+
+    def of(value: Any, at: str) -> Described:
+        if isinstance(value, str) and value.startswith("="):
+            return ref(value[1:]), of(examples[value[1:]], value[1:])[1]
+        if isinstance(value, dict):
+            found = {key: of(each, f"{at}.{key}") for key, each in value.items()}
+            schemas, others = {key: schema for key, (schema, _) in found.items()}, optional.get(at, {})
+            required = {key: schema for key, schema in schemas.items() if key not in others}
+            schema, value = form(required, **others), {key: example for key, (_, example) in found.items()}
+        elif isinstance(value, list):
+            some = [of(each, at) for each in value]
+            schema, value = list_of(some[0][0] if some else {}), [example for _, example in some]
+        else:
+            schema = MOMENT if isinstance(value, str) and _MOMENT.fullmatch(value) else _TYPES[type(value)]
+        parts = at.split(".")
+        ends = [".".join(parts[start:]) for start in range(len(parts))]
+        return next((known[end] for end in ends if end in known), schema), value
+
+    return of(examples[name], name)
 
 
 def header(name: str, description: str, schema: Json = TEXT) -> Json:
