@@ -85,7 +85,7 @@ def _names_in(value: Any) -> Iterator[str]:
         yield from _names_in(each)
 
 
-_NAMED = {*_names_in(_EXAMPLES), "what_if"}
+_NAMED = dict.fromkeys([*_names_in(_EXAMPLES), "what_if"])
 _DESCRIBED = {name: described(name, _EXAMPLES, _KNOWN, _OPTIONAL) for name in _EXAMPLES}
 COMPONENTS: Json = {
     **{name: _DESCRIBED[name][0] for name in _NAMED},
