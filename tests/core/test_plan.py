@@ -22,6 +22,7 @@ from headgate.core.plan import (
     Plan,
     States,
     Verb,
+    call_of,
     checked_cost,
     combine,
     decide,
@@ -30,7 +31,6 @@ from headgate.core.plan import (
     refund_of,
     replayed,
     shadowed,
-    with_costs,
 )
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
@@ -132,11 +132,11 @@ class TestCosts:
     plan = plan_of(Quota(5, SECOND), Quota(9, MINUTE, algorithm=FIXED))
 
     def test_equal_costs_are_one(self) -> None:
-        assert with_costs(Call(Verb.CHECK, self.plan), [2, 2]) == Call(Verb.CHECK, self.plan, 2)
-        assert with_costs(Call(Verb.CHECK, self.plan), [2, 3]) == Call(Verb.CHECK, self.plan, 3, costs=(2, 3))
+        assert call_of(Verb.CHECK, self.plan, [2, 2]) == Call(Verb.CHECK, self.plan, 2)
+        assert call_of(Verb.CHECK, self.plan, [2, 3]) == Call(Verb.CHECK, self.plan, 3, costs=(2, 3))
 
     def test_every_limit_takes_its_own_or_none_does(self) -> None:
-        call = with_costs(Call(Verb.CHECK, self.plan), [2, 6])
+        call = call_of(Verb.CHECK, self.plan, [2, 6])
         states, decision = decide(call, [None, None], START)
         assert [(part.remaining, part.taken) for part in decision.parts] == [(3, 2), (3, 6)]
         after, refusal = decide(call, states, START)
@@ -146,18 +146,18 @@ class TestCosts:
     def test_a_peek_asks_each_for_its_own(self) -> None:
         states, _ = checked(self.plan, 4)
         for costs, allowed in (([1, 5], [True, True]), ([2, 5], [False, True]), ([1, 6], [True, False])):
-            _, decision = decide(with_costs(Call(Verb.PEEK, self.plan), costs), states, START)
+            _, decision = decide(call_of(Verb.PEEK, self.plan, costs), states, START)
             assert [part.allowed for part in decision.parts] == allowed
 
     def test_a_refund_returns_to_each_what_it_took(self) -> None:
-        states, decision = decide(with_costs(Call(Verb.CHECK, self.plan), [2, 6]), [None, None], START)
+        states, decision = decide(call_of(Verb.CHECK, self.plan, [2, 6]), [None, None], START)
         refund = refund_of(self.plan, decision)
         assert refund.costs == (2, 6)
         _, after = decide(refund, states, START)
         assert [part.remaining for part in after.parts] == [5, 9]
 
     def test_a_part_of_a_call_has_the_costs_of_its_limits(self) -> None:
-        call = with_costs(Call(Verb.CHECK, self.plan), [2, 6])
+        call = call_of(Verb.CHECK, self.plan, [2, 6])
         assert part_of(call, [1]) == Call(Verb.CHECK, self.plan[1:], 6)
         assert part_of(call, [1, 0]) == Call(Verb.CHECK, self.plan[::-1], 6, costs=(6, 2))
         assert part_of(call, []) == Call(Verb.CHECK, (), 6)

@@ -95,13 +95,13 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     """Of CHECK_ONCE: whose record it is, if not that of the first limit. With the same token and other limits, an
     admission is answered that names what these have, and takes nothing."""
     costs: tuple[int, ...] = ()
-    """Units of each limit where they differ (see `with_costs`); shadow plans have `cost`."""
+    """Units of each limit where they differ (see `call_of`); shadow plans have `cost`."""
 
 
-def with_costs(call: Call, costs: Sequence[int]) -> Call:
-    """Return the same call with a cost for each limit of its plan."""
-    cost = max(costs, default=call.cost)
-    return msgspec.structs.replace(call, cost=cost, costs=() if costs.count(cost) == len(costs) else tuple(costs))
+def call_of(verb: Verb, plan: Plan, costs: Sequence[int]) -> Call:
+    """Return a call with a cost for each limit of its plan, which has at least one."""
+    cost = max(costs)
+    return Call(verb, plan, cost, costs=() if costs.count(cost) == len(costs) else tuple(costs))
 
 
 def costs_of(call: Call) -> tuple[int, ...]:
@@ -115,8 +115,8 @@ def refund_of(plan: Plan, decision: Decision, token: bytes = b"") -> Call:
         return Call(Verb.PEEK, plan, 1)
     until = max([counts_until(part) for part in decision.limits]) if token else 0
     charge = Charge(tuple([part.taken_at_us for part in decision.limits]), decision.degraded, until)
-    refund = Call(Verb.REFUND, plan, token=token, charge=charge)
-    return with_costs(refund, [part.taken for part in decision.limits])
+    refund = call_of(Verb.REFUND, plan, [part.taken for part in decision.limits])
+    return msgspec.structs.replace(refund, token=token, charge=charge)
 
 
 def counts_until(part: Decision) -> int:
@@ -140,8 +140,12 @@ def part_of(call: Call, places: Sequence[int]) -> Call:
     charge = call.charge
     if charge is not None:
         charge = charge._replace(taken_at=tuple([charge.taken_at[place] for place in places]))
-    part = msgspec.structs.replace(call, plan=tuple([call.plan[place] for place in places]), charge=charge)
-    return with_costs(part, [call.costs[place] for place in places]) if call.costs else part
+    plan = tuple([call.plan[place] for place in places])
+    part = msgspec.structs.replace(call, plan=plan, charge=charge, costs=())
+    if call.costs and places:
+        own = call_of(call.verb, plan, [call.costs[place] for place in places])
+        part = msgspec.structs.replace(part, cost=own.cost, costs=own.costs)
+    return part
 
 
 class Family:

@@ -15,25 +15,26 @@ counts. In between, others may be refused that would have passed.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from headgate.core.decision import Decision
 from headgate.core.key import Principal
-from headgate.core.plan import Call, Limit, Verb, combine, refund_of, too_large, with_costs
-from headgate.engine.ruling import Ruling, refused, ruling_of, shadow_limits
+from headgate.core.plan import Call, Limit, Verb, call_of, combine, refund_of, too_large
+from headgate.engine.ruling import NOTHING_TRIED, Ruling, refused, ruling_of, shadow_limits
 from headgate.policy.compiled import Policy
+from headgate.policy.prepared import FOREVER
 from headgate.policy.request import Request
 from headgate.policy.selection import Limits, Selection, Verdict
 
-_PEEK, _CHECK, _REFUND = Verb.PEEK, Verb.CHECK, Verb.REFUND
+_PEEK, _CHECK, _REFUND, _DENIED = Verb.PEEK, Verb.CHECK, Verb.REFUND, Verdict.DENIED
 """Module globals: to look members up in their class is slow."""
 
 
-class JointRequest(NamedTuple):
+class JointRequest(msgspec.Struct, frozen=True, gc=False):
     """One of several requests."""
 
     request: Request
@@ -77,8 +78,10 @@ class _Plan:
 
     def call(self, verb: Verb) -> Call:
         """Return the call about these limits, with no cost above the capacity of its limit."""
-        costs = [min(cost, limit.quota.capacity) for limit, cost in zip(self.limits, self.costs, strict=True)]
-        return with_costs(Call(verb, tuple(self.limits)), costs)
+        costs = self.costs
+        if not self.is_possible:
+            costs = [min(cost, limit.quota.capacity) for limit, cost in zip(self.limits, costs, strict=True)]
+        return call_of(verb, tuple(self.limits), costs)
 
     def judged(self, parts: Sequence[Decision]) -> tuple[Decision, ...]:
         """Return what the limits say when they are looked at; one that could never admit its cost refuses."""
@@ -86,7 +89,7 @@ class _Plan:
         return tuple([refused(part) if cost > limit.quota.capacity else part for limit, cost, part in each])
 
 
-class _Part(NamedTuple):
+class _Part(msgspec.Struct, frozen=True, gc=False):
     """One of the requests, and what applies to it."""
 
     request: Request
@@ -103,22 +106,25 @@ class JointCheck:
     Raises InvalidRequest, InvalidKey, InvalidCost; before anything is asked.
     """
 
-    __slots__ = ("_denied", "_plans", "_since", "_until", "parts", "policy")
+    __slots__ = ("_has_shadow", "_is_denied", "_plans", "_since", "_until", "parts", "policy")
 
     def __init__(self, policy: Policy, requests: Sequence[JointRequest], now: int) -> None:
         self.policy = policy
         self.parts: list[_Part] = []
-        self._plans: dict[Verb, list[_Plan]] = {_PEEK: [], _CHECK: [], _REFUND: []}
-        self._denied, since, until = False, 0, 1 << 62
+        self._plans: dict[Verb, list[_Plan]] = {}
+        self._is_denied, self._has_shadow, self._since, self._until = False, False, 0, FOREVER
         for each in requests:
-            selection = selected(policy, each, now)
-            verb = _PEEK if not each.request.cost else _REFUND if each.refund else _CHECK
-            since, until = max(since, selection.since), min(until, selection.until)
-            if selection.verdict is Verdict.DENIED and not each.refund:
-                self._denied = True
-            places = [self._place(verb, limit, each.request.cost) for limit in selection.enforced.plan]
-            self.parts.append(_Part(each.request, each.refund, verb, selection, places))
-        self._since, self._until = since, until
+            request, selection = each.request, selected(policy, each, now)
+            cost = request.cost
+            verb = _PEEK if not cost else _REFUND if each.refund else _CHECK
+            self._since = max(self._since, selection.since)
+            self._until = min(self._until, selection.until)
+            if selection.verdict is _DENIED and not each.refund:
+                self._is_denied = True
+            if selection.shadow:
+                self._has_shadow = True
+            places = [self._place(verb, limit, cost) for limit in selection.enforced.plan]
+            self.parts.append(_Part(request, each.refund, verb, selection, places))
 
     def holds(self, policy: Policy, now: int) -> bool:
         """Whether the same requests ask the same by this policy, at this time."""
@@ -136,19 +142,20 @@ class JointCheck:
         Such a ruling has a reason, since no wait would help.
         """
         answers: dict[Verb, _Answers] = {}
-        plans = self._plans
-        if plans[_PEEK]:
+        plans, allowed = self._plans, not self._is_denied
+        if _PEEK in plans:
             answers[_PEEK] = yield from _made([Call(_PEEK, tuple(plan.limits)) for plan in plans[_PEEK]])
-        may_pass = not self._denied and (not answers or _all_allow(answers[_PEEK]))
-        answers[_CHECK], allowed = yield from _taken(plans[_CHECK], may_pass=may_pass)
-        if plans[_REFUND]:
+            allowed = allowed and _all_allow(answers[_PEEK])
+        if _CHECK in plans:
+            answers[_CHECK], allowed = yield from _taken(plans[_CHECK], may_pass=allowed)
+        if _REFUND in plans:
             answers[_REFUND] = yield from _made([plan.call(_REFUND) for plan in plans[_REFUND]])
-        tried = iter((yield from self._tried(allowed=allowed)))
-        return tuple([self._ruling(part, answers, islice(tried, len(part.selection.shadow))) for part in self.parts])
+        tried = iter((yield from self._tried(allowed=allowed)) if self._has_shadow else ())
+        return tuple([self._ruling(part, answers, tried) for part in self.parts])
 
     def _place(self, verb: Verb, limit: Limit, cost: int) -> tuple[int, int]:
         """Charge a limit with a cost, in the first plan that has it on no other terms."""
-        plans = self._plans[verb]
+        plans = self._plans.setdefault(verb, [])
         for number, plan in enumerate(plans):
             index = plan.add(limit, cost)
             if index is not None:
@@ -165,12 +172,16 @@ class JointCheck:
                 calls.append(Call(verb, limits.plan, 1 if limits.too_small else part.request.cost or 1))
         return (yield calls) if calls else ()
 
-    def _ruling(self, part: _Part, answers: dict[Verb, _Answers], tried: islice[Decision]) -> Ruling:
-        selection, verb, places, reason = part.selection, part.verb, part.places, ""
-        decision = combine([answers[verb][plan][index] for plan, index in places]) if places else None
-        if verb is _CHECK and decision is not None and not decision.allowed:
-            reason = self._too_much(part)
-        shadow = shadow_limits(selection.shadow, list(tried)) if selection.shadow else ((), ())
+    def _ruling(self, part: _Part, answers: dict[Verb, _Answers], tried: Iterator[Decision]) -> Ruling:
+        selection, places, decision, reason = part.selection, part.places, None, ""
+        if places:
+            told = answers[part.verb]
+            decision = combine([told[plan][index] for plan, index in places])
+            if not decision.allowed and part.verb is _CHECK:
+                reason = self._too_much(part)
+        shadow = NOTHING_TRIED
+        if selection.shadow:
+            shadow = shadow_limits(selection.shadow, list(islice(tried, len(selection.shadow))))
         return ruling_of(selection, decision, self.policy.version, shadow, reason, is_joint=True)
 
     def _too_much(self, part: _Part) -> str:
@@ -205,7 +216,8 @@ def _taken(
 ) -> Generator[Sequence[Call], Sequence[Decision], tuple[_Answers, bool]]:
     """Take all costs, if they may pass and all limits admit them; returns what these say, and whether they did."""
     answers: _Answers = []
-    may_pass = may_pass and all(plan.is_possible for plan in plans)
+    for plan in plans:
+        may_pass = may_pass and plan.is_possible
     if len(plans) > 1 or not may_pass:
         looked = yield from _made([plan.call(_PEEK) for plan in plans])
         answers = [plan.judged(parts) for plan, parts in zip(plans, looked, strict=True)]

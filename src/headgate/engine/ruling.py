@@ -16,6 +16,7 @@ from headgate.policy.selection import Limits, Selection, Verdict
 
 Tried: TypeAlias = tuple[tuple[str, ...], tuple[Decision, ...]]
 """The shadow rule of each limit that is only tried out, and what the limit says."""
+NOTHING_TRIED: Tried = ((), ())
 
 
 class RuleDecision(msgspec.Struct, frozen=True, gc=False):
@@ -160,7 +161,7 @@ def ruling_of(
     selection: Selection,
     decision: Decision | None,
     version: int,
-    shadow: Tried = ((), ()),
+    shadow: Tried = NOTHING_TRIED,
     reason: str = "",
     *,
     is_joint: bool = False,

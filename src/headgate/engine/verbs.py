@@ -27,11 +27,11 @@ from headgate.core.quota import SECOND
 from headgate.engine.charges import InvalidCharge, NamedCharge, Seal, charge_of, named_charge, parse, taken_by
 from headgate.engine.joint import JointCheck, JointRequest, selected
 from headgate.engine.ruling import (
+    NOTHING_TRIED,
     Explained,
     Passed,
     Reset,
     Ruling,
-    Tried,
     joined,
     passed,
     ruling_of,
@@ -55,7 +55,6 @@ Rules = str | os.PathLike[str] | Ruleset | Policy | LivePolicy
 TRIES = 3
 """To take what is left of a limit, while others take from it too."""
 _CHECK = Verb.CHECK
-_NOTHING_TRIED: Tried = ((), ())
 _WRITTEN = re.compile(r"\n|^\s*\{|:\s")
 """What the text of rules has, and the name of a file hardly."""
 
@@ -189,7 +188,7 @@ class Verbs:
     def answered(self, asked: SelectedCheck, decision: Decision, began: int = 0) -> Ruling:
         """End a check whose one call the store has answered; for an observer it `began` at that nanosecond."""
         selection = asked.selection
-        tried = shadow_limits(selection.shadow, decision.shadow) if selection.shadow else _NOTHING_TRIED
+        tried = shadow_limits(selection.shadow, decision.shadow) if selection.shadow else NOTHING_TRIED
         ruling = ruling_of(selection, decision if selection.enforced.plan else None, asked.policy.version, tried)
         if self.observer is not None:
             self.observer.decided(ruling, asked.request, perf_counter_ns() - began)

@@ -22,7 +22,7 @@ from headgate.core.errors import InvalidQuota, InvalidStore
 from headgate.core.key import Principal
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
-from headgate.core.plan import Call, Charge, Limit, Plan, Verb, combine, costs_of, decide, part_of, with_costs
+from headgate.core.plan import Call, Charge, Limit, Plan, Verb, call_of, combine, costs_of, decide, part_of
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
@@ -130,7 +130,7 @@ class Fallback:
         possible = [min(cost, limit.quota.capacity) for cost, limit in zip(costs, share, strict=True)]
         if call.verb is Verb.REFUND or possible == [*costs]:
             return self._store.run(msgspec.structs.replace(call, plan=share)).limits
-        parts = self._store.run(with_costs(Call(Verb.PEEK, share), possible)).limits
+        parts = self._store.run(call_of(Verb.PEEK, share, possible)).limits
         return tuple(
             [_refused(part, wait_us) if part.limit < cost else part for part, cost in zip(parts, costs, strict=True)]
         )

@@ -30,7 +30,7 @@ import pytest
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import CostTooLarge, InvalidCost, InvalidKey
 from headgate.core.key import ONCE_US, once_token
-from headgate.core.plan import Call, Family, Verb, refund_of, with_costs
+from headgate.core.plan import Call, Family, Verb, call_of, refund_of
 from headgate.core.quota import Quota
 from headgate.stores.base import Store
 from headgate.testing.clock import ManualClock
@@ -148,14 +148,14 @@ class StoreConformance(WithStore):
 
     def test_each_limit_takes_its_own_cost(self, store: Store) -> None:
         plan = family(Quota(5, SECOND), Quota(9, 60 * SECOND, algorithm=Algorithm.FIXED_WINDOW)).plan("user")
-        check = with_costs(Call(Verb.CHECK, plan), [2, 6])
+        check = call_of(Verb.CHECK, plan, [2, 6])
         admission = store.run(check)
         assert [(part.remaining, part.taken) for part in admission.limits] == [(3, 2), (3, 6)]
         refusal = store.run(check)
         assert [(part.allowed, part.remaining) for part in refusal.limits] == [(True, 3), (False, 3)]
-        looked = store.run(with_costs(Call(Verb.PEEK, plan), [4, 3]))
+        looked = store.run(call_of(Verb.PEEK, plan, [4, 3]))
         assert [part.allowed for part in looked.limits] == [False, True]
-        assert [part.remaining for part in store.run(with_costs(Call(Verb.REFUND, plan), [1, 2])).limits] == [4, 5]
+        assert [part.remaining for part in store.run(call_of(Verb.REFUND, plan, [1, 2])).limits] == [4, 5]
 
     def test_a_refusal_describes_the_limit_that_blocks_longest(self, store: Store, clock: ManualClock) -> None:
         slow, fast = Quota(1, 60 * SECOND), Quota(1, SECOND)

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from headgate.core.algorithms import void_at
 from headgate.core.decision import Decision
 from headgate.core.key import ONCE_US, once_token
-from headgate.core.plan import Call, Family, Plan, Verb, refund_of, with_costs
+from headgate.core.plan import Call, Family, Plan, Verb, call_of, refund_of
 from headgate.core.quota import Quota
 from headgate.stores.base import Store
 from headgate.testing.clock import ManualClock
@@ -115,7 +115,7 @@ class _Machine(RuleBasedStateMachine):
     def each_its_own(self, verb: Verb, key: str, data: st.DataObject) -> None:
         plan = self._plan(key)
         costs = [data.draw(st.integers(1, max(1, min(5, limit.quota.capacity)))) for limit in plan]
-        decision = self._same(with_costs(Call(verb, plan), costs))
+        decision = self._same(call_of(verb, plan, costs))
         if decision.taken:
             self.decisions.append((key, decision))
 

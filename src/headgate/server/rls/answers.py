@@ -21,7 +21,7 @@ from headgate.core.decision import Decision
 from headgate.core.plan import combine
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
-from headgate.engine import RuleDecision, Ruling
+from headgate.engine import Ruling
 from headgate.engine.descriptors import Answered
 from headgate.policy.envoy import EnvoyAnswer, Status, passed_metadata
 from headgate.policy.envoy.answering import Code
@@ -370,7 +370,10 @@ def _joined(rulings: Sequence[Ruling]) -> tuple[Decision | None, Sequence[str]]:
         if decision is None or not decision.parts:
             return decision, (ruling.rule_id,)
         return decision, ruling.rules
-    limits: list[RuleDecision] = list({id(each.decision): each for one in rulings for each in one.limits}.values())
-    if not limits:
-        return None, ()
-    return combine([each.decision for each in limits]), [each.rule_id for each in limits]
+    found: dict[int, tuple[Decision, str]] = {}
+    for ruling in rulings:
+        if ruling.decision is not None:
+            for part, name in zip(ruling.decision.limits, ruling.rules, strict=True):
+                found[id(part)] = part, name
+    names = [name for _, name in found.values()]
+    return combine([part for part, _ in found.values()]) if found else None, names

@@ -257,10 +257,10 @@ class RateLimitService:
         if isinstance(before, JointCheck):
             return engine.joint_check(parts, before)
         if len(parts) == 1 and not self._count_refused:
-            ((request, is_refund, instead),) = parts
-            if not (is_refund or instead.plan):
+            (part,) = parts
+            if not (part.refund or part.instead.plan):
                 try:
-                    return engine.asked(request, before)
+                    return engine.asked(part.request, before)
                 except UsageError:  # more than could ever pass, which is over the limit and no error, or not a path
                     pass
         return engine.joint_check(parts)
