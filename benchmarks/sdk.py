@@ -28,13 +28,13 @@ TOGETHER = 64
 """Checks that wait for their answers at the same time."""
 PATIENCE = 30.0
 WHAT = """\
-What a check of the service costs the process of a client, beside the bare POST that it is made of.
+The cost of a check of the service in the process of a client, compared with the bare POST that it consists of.
 """
 METHOD = f"""\
-- **What is counted** is the processor time of the process of the client, its threads included, for a check; best round.
-  The service is another process, on the loopback, in memory.
-- **The floor** is httpx, which sends the same question and does nothing with the answer.
-- **Coalescing**: of {TOGETHER} checks at a time, those that wait travel together, so that each costs less than a POST.
+- **Measured**: the processor time of the client's process, including its threads, for a check; best round. The
+  service is another process, on the loopback interface, in memory.
+- **Floor**: httpx, which sends the same body and ignores the response.
+- **Coalescing**: of {TOGETHER} checks at a time, the waiting ones are batched, so each costs less than a POST.
 """
 RULES = """
 version: 1

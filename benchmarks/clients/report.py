@@ -6,19 +6,19 @@ from benchmarks.clients.measuring import LONGEST, MOST_REFUSED, ClientsResults, 
 from benchmarks.tables import between, percent, table, times, verdict
 
 WHAT = f"""\
-How long clients take that keep within the limits of a server, and how often they are refused all the same. The aim: at
-most {LONGEST:g} times as long as the ideal schedule, and at most {MOST_REFUSED:.0%} refused, by one process and by four
-that share a limit.
+The time that pacing clients need to send requests within the limits of a server, and the share of refused requests.
+The aim: at most {LONGEST:g} times the ideal schedule, and at most {MOST_REFUSED:.0%} refused, for one process and for
+four that share a limit.
 """
 METHOD = """\
-- **Servers** of HTTP/1.1 that enforce a quota, with the header fields of Headgate, those of the IETF alone, and
-  GitHub's. Each case has one of its own.
-- **Clients** are `httpx.Client(transport=HttpxTransport())` with four threads in each process. Four processes share a
+- **Servers**: HTTP/1.1 servers that enforce a quota, with the header fields of Headgate, of the IETF only, and of
+  GitHub. Each case has its own server.
+- **Clients**: `httpx.Client(transport=HttpxTransport())` with four threads in each process. Four processes share a
   limit through Redis: `HttpxTransport(store="redis://...")`.
-- **Time** is counted by the server, from the first request that it sees to the last one that passes.
-- **The ideal** is the fastest schedule that the server would not have refused, from the same moment on, by a client
-  that knows all about it and needs no time for anything else.
-- All cases run at the same time: they mostly wait.
+- **Time**: measured by the server, from its first request to the last one that passes.
+- **Ideal**: the fastest schedule that the server would not have refused, from the same moment, for a client that
+  knows the limit and needs no time for anything else.
+- All cases run at the same time, since they mostly wait.
 """
 
 

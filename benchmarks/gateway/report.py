@@ -14,23 +14,25 @@ FLOOR, OURS, PEER = "none", "rls_redis", "ratelimit_redis"
 MOST_OF_PEER = 1.0
 """What a request costs with Headgate, Envoy included, is at most this share of what it costs with the peer."""
 WHAT = """\
-What a decision about each request costs a gateway: Envoy in front of a service, with and without one. The aim: asked
-the same over RLS, Envoy and Headgate take together no more processor time than Envoy and envoyproxy/ratelimit. By
-ext_authz, which the gateway uses, Headgate finds out who asks as well; no other program here does that.
+The cost of a decision about each request in a gateway: Envoy in front of a service, with and without a check. The
+aim: with the same check over RLS, Envoy and Headgate together use no more processor time than Envoy and
+envoyproxy/ratelimit. With ext_authz, which the gateway uses, Headgate also identifies the caller; no other program
+here does that.
 """
 METHOD = f"""\
-- **Envoy** is that of `headgate gateway`, with one thread, and told what the command tells it, less the access log. By
-  ext_authz, the command runs as it is: Headgate finds the user by an API key, as a digest, and is asked over a Unix
-  socket. Without a check, that filter is left out; by RLS, Envoy's own `ratelimit` is in its place, which tells the
-  service what it takes for the user, unverified, over TCP. Headgate and ratelimit read the same descriptor file there.
-- **Limits**: one for each of {USERS} users, who ask in turn, which nobody uses up. With a check,
-  clients get header fields of their limits. One worker decides.
-- **Load**: h2load over HTTP/1.1 with {CONNECTIONS} connections, as fast as answers come; behind Envoy is nginx with a
-  constant. Envoy and what decides share one core, so the rate is that of a core; load, nginx and Redis have the others.
-- **Processor time** is user and system, of all threads and processes, as the kernel counts it, per request. Ratios are
-  medians of the ratios within the rounds, in which all take turns; times are those of the best round.
-- **Verified**: each request is answered 200, and before and after each round a user's limit is looked at: a gateway
-  that lets requests pass uncounted ends the run.
+- **Envoy** is that of `headgate gateway`, with one thread and the same configuration, except for the access log. With
+  ext_authz, the command runs unchanged: Headgate identifies the user by the digest of an API key, over a Unix socket.
+  Without a check, that filter is removed. With RLS, Envoy's own `ratelimit` filter replaces it, and sends an
+  unverified user over TCP. Headgate and ratelimit read the same descriptor file.
+- **Limits**: one for each of {USERS} users, who send requests in turn and never use it up. With a check, clients get
+  the header fields of their limits. One worker decides.
+- **Load**: h2load over HTTP/1.1 with {CONNECTIONS} connections, as fast as responses arrive. The service behind Envoy
+  is nginx with a constant response. Envoy and the decision service share one core, so the rate is that of a core;
+  load, nginx and Redis use the others.
+- **Processor time** is user and system time of all threads and processes, from the kernel, per request. Ratios are
+  medians of the ratios within the rounds, in which all contenders take turns; times are those of the best round.
+- **Verified**: each request is answered 200. Before and after each round, a user's limit is read: a gateway that lets
+  requests pass uncounted ends the run.
 """
 
 

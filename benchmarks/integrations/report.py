@@ -10,22 +10,24 @@ from benchmarks.tables import between, table, times, verdict
 from benchmarks.timing import Figure
 
 WHAT = """\
-What a limit costs a web application per request, beside the limiter that is usual in its framework. The aim: at most a
-third of that. Every row is shown, whether it passes or not.
+The cost of a limit in a web application per request, compared with the usual limiter of its framework. The aim: at
+most a third of it. Every row is shown, whether it passes or not.
 """
 
 METHOD = f"""\
-- **What is counted** is the processor time of the process, threads included, for a request from the call of the
-  application to the end of its answer. Redis is a process of its own, and not part of it.
-- **The cost of a limit** is that of a request less that of the same request to the same application without a limiter:
-  the median of the differences within the rounds.
-- **Applications**: one route that answers with a word, called as a server calls it, but without a server: Flask one
-  request after the other, ASGI in the event loop of uvloop with {AT_ONCE} requests under way at a time.
-- **Limits**: {LIMIT:,} requests a minute by address, by the usual algorithm of each; all requests pass. For all routes
-  of FastAPI ours is the middleware, for one route the decorator; `fastapi-limiter` is a dependency in both places. All
-  but that one add header fields to the answer; so there is a row without ours. Its bucket is one for all clients.
-- **Verified**: before it is timed, each limiter must let three of four requests pass under a limit of three.
-- **Noise**: all take turns, round after round, each round starting with another one; garbage collection is off.
+- **Measured**: the processor time of the process, including threads, for a request from the call of the application
+  to the end of its response. Redis is a separate process, and not included.
+- **The cost of a limit** is the cost of a request minus that of the same request to the same application without a
+  limiter: the median of the differences within the rounds.
+- **Applications**: one route with a short response, called as by a server, but without a server: Flask one request
+  after the other, ASGI in the event loop of uvloop with {AT_ONCE} requests at a time.
+- **Limits**: {LIMIT:,} requests a minute by address, with the usual algorithm of each; all requests pass. For all
+  routes of FastAPI, Headgate uses the middleware, and for one route the decorator; `fastapi-limiter` is a dependency
+  in both cases. It is the only one that adds no header fields to the response, so one row omits Headgate's. Its
+  bucket is shared by all clients.
+- **Verified**: before the measurement, each limiter must admit three of four requests under a limit of three.
+- **Noise**: all contenders take turns, round after round, each round starting with another one; garbage collection is
+  off.
 """
 
 
