@@ -56,7 +56,7 @@ FIGURES = [
     ("service", f"checked every {WORDS[live.EVERY]}"),
     ("service", f"after a pause of up to {supervisor._LONGEST_PAUSE:g} s if it died young"),
     ("service", f"gives no sign of life for {supervisor.PATIENCE:g} s"),
-    ("service", f"over all connections, is {WireLimits().held_bytes >> 20} MiB"),
+    ("service", f"over all connections, is limited to {WireLimits().held_bytes >> 20} MiB"),
     ("api", f"with the same key within {ONCE_US // 60_000_000} minutes is counted once"),
     ("envoy", f"A store on the network gets {1000 * RLS_SECONDS:g} ms for an answer"),
     ("observe", f"are copied there {WORDS[node._PUBLISH_EVERY]}"),
