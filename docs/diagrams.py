@@ -93,7 +93,7 @@ def topology() -> str:
         text(725, 128, "rules", "soft"),
         arrow((605, 230), (605, 170)),
     ]
-    title = "Clients reach Envoy or applications, which ask Headgate nodes; these decide in Redis, by rules they follow"
+    title = "Clients connect to Envoy or applications, which call Headgate nodes; the nodes decide in Redis"
     return svg(1000, 310, title, shapes)
 
 
@@ -127,8 +127,8 @@ def outage() -> str:
     """How a node decides before, during and after an outage of the store."""
     phases = (
         (20, 200, "Strict", "the store decides", "good"),
-        (220, 180, "Deadline", "each call waits for it, then\nthe rule's mode answers", "bad"),
-        (400, 330, "Circuit open", "the mode answers at once: local share,\nallow or deny; marked degraded", "bad"),
+        (220, 180, "Deadline", "each call waits for it, then\nthe rule's mode decides", "bad"),
+        (400, 330, "Circuit open", "the mode decides at once: local share,\nallow or deny; marked degraded", "bad"),
         (730, 250, "Strict", "the store decides again;\nlocal use is not charged there", "good"),
     )
     shapes = [arrow((20, 170), (985, 170)), text(970, 190, "time", "soft")]
@@ -149,12 +149,12 @@ def refused() -> str:
         choice((20, 120, 230, 100), "Is it degraded?"),
         box((340, 140, 250, 60), "The store is down\nthe rules' mode decides"),
         choice((20, 260, 230, 100), "Did the rule change?\nheadgate revisions"),
-        box((340, 280, 250, 60), "Take the change back\nheadgate undo --wait"),
+        box((340, 280, 250, 60), "Undo the change\nheadgate undo --wait"),
         choice((20, 400, 230, 100), "Whose limit is it?\nheadgate refusals"),
         box((340, 370, 250, 60), "A caller who should pass\nheadgate users override --for 1h"),
         box((340, 460, 250, 60), "Many callers, one address\nidentity: trusted proxies"),
         box((680, 370, 250, 60), "To let it pass now\nheadgate reset --user"),
-        box((680, 460, 250, 60), "Everybody, and it does harm\nheadgate enforcement off"),
+        box((680, 460, 250, 60), "All callers, and it does harm\nheadgate enforcement off"),
         arrow((135, 80), (135, 120)),
         arrow((135, 220), (135, 260), label="no", at=(152, 238)),
         arrow((135, 360), (135, 400), label="no", at=(152, 378)),
