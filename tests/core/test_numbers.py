@@ -119,6 +119,11 @@ def test_what_is_not_printable_is_written_out(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
+def test_what_is_too_long_for_a_line_is_cut() -> None:
+    assert printable("x" * 100, 30) == f"{'x' * 10}... (100 characters)"
+    assert printable("x" * 30, 30) == "x" * 30
+
+
 @given(st.text())
 def test_what_is_written_out_is_printable(text: str) -> None:
     assert printable(text).isprintable()

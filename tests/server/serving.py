@@ -15,9 +15,9 @@ from headgate.policy.loading import load
 from headgate.server.api.routes import CHECK, application
 from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
-from headgate.server.wire import eager
 from headgate.server.wire.messages import Headers, HttpRequest, HttpResponse, Peer, answered
 from headgate.testing import ManualClock
+from tests.server.starting import start
 
 T = TypeVar("T")
 RULES = """
@@ -67,7 +67,7 @@ class Service:
 
         async def within() -> T:
             done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-            eager.start(make(), done.set_result, done.set_exception)
+            start(make(), done.set_result, done.set_exception)
             return await done
 
         return self.loop.run_until_complete(within())

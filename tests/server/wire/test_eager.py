@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate.server.wire.eager import start
+from tests.server.starting import start
 
 
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

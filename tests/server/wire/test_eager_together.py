@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headgate.server.wire import eager
+from tests.server.starting import start
 
 
 async def plain(value: int) -> int:
@@ -28,7 +29,7 @@ def run(coroutine: Coroutine[Any, Any, list[int]]) -> list[int]:
 
     async def within() -> list[int]:
         done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
-        eager.start(coroutine, done.set_result, done.set_exception)
+        start(coroutine, done.set_result, done.set_exception)
         return await done
 
     return asyncio.run(within())

@@ -22,12 +22,12 @@ import uvloop
 
 from headgate.server.wire import socket_end
 from headgate.server.wire.admission import NotAdmitted
-from headgate.server.wire.eager import start
 from headgate.server.wire.grpc.calls import Methods, StatusCode
 from headgate.server.wire.http2 import frames
 from headgate.server.wire.http2.hpack import encode
 from headgate.server.wire.limits import DEFAULT, WireLimits
 from headgate.server.wire.messages import Headers, HttpRequest, HttpResponse, Peer
+from tests.server.starting import start
 from tests.servers import until
 
 from .http1.conversation import request, statuses

@@ -1,4 +1,4 @@
-"""Running a coroutine at once, up to where it has to wait; most never do.
+"""Running a handler at once, up to where it has to wait; most never do.
 
 A task would be scheduled for the next turn of the loop, and cost more than a decision in memory. What runs here has no
 task: it may await futures, but nothing that needs `asyncio.current_task`, such as `asyncio.timeout`.
@@ -8,90 +8,101 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from types import CoroutineType
+from typing import Any, Generic, TypeVar
 
-T = TypeVar("T")
+Q = TypeVar("Q")
+R = TypeVar("R")
 _AT_ONCE = 64
 """Coroutines that are started before others get their turn: a millisecond's worth of decisions."""
 
 
-def start(
-    coroutine: Coroutine[Any, Any, T], done: Callable[[T], object], failed: Callable[[BaseException], object]
-) -> None:
-    """Run it until it waits, and go on when it need not; `done` or `failed` is called when it has ended."""
-    _Running(coroutine, done, failed).go_on()
+class Waiting(Generic[R]):
+    """A handler that waits for something; it goes on when that is there, once `then` was called."""
 
-
-def go_on(
-    coroutine: Coroutine[Any, Any, T],
-    awaited: Any,
-    done: Callable[[T], object],
-    failed: Callable[[BaseException], object],
-) -> None:
-    """Take over a coroutine that somebody else started, and that waits for `awaited`."""
-    _Running(coroutine, done, failed).wait(awaited)
-
-
-class _Running:
-    """A coroutine that has not ended: it goes on until it waits, and when what it waits for is there."""
-
-    __slots__ = ("_coroutine", "_done", "_failed")
+    __slots__ = ("_about", "_awaited", "_coroutine", "_done", "_failed")
 
     def __init__(
-        self,
-        coroutine: Coroutine[Any, Any, Any],
-        done: Callable[[Any], object],
-        failed: Callable[[BaseException], object],
+        self, coroutine: Coroutine[Any, Any, R], awaited: Any, failed: Callable[..., R], about: tuple[Any, ...]
     ) -> None:
-        self._coroutine, self._done, self._failed = coroutine, done, failed
+        self._coroutine, self._awaited, self._failed, self._about = coroutine, awaited, failed, about
 
-    def wait(self, awaited: Any) -> None:
+    def then(self, done: Callable[[R], object]) -> None:
+        """Let the handler go on, and call `done` with its result, or with what `failed` made of its error."""
+        self._done = done
+        self._wait(self._awaited)
+
+    def _wait(self, awaited: Any) -> None:
         if awaited is None:  # it gives way to others
-            asyncio.get_running_loop().call_soon(self.go_on)
+            asyncio.get_running_loop().call_soon(self._go_on)
             return
         awaited._asyncio_future_blocking = False  # noqa: SLF001  the protocol between futures and who drives them
-        awaited.add_done_callback(self.go_on)
+        awaited.add_done_callback(self._go_on)
 
-    def go_on(self, _: object = None) -> None:
+    def _go_on(self, _: object = None) -> None:
         try:
             awaited = self._coroutine.send(None)
         except StopIteration as stop:
-            self._done(stop.value)
+            result = stop.value
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is handed on
-            self._failed(error)
+            result = self._failed(error, *self._about)
         else:
-            self.wait(awaited)
+            self._wait(awaited)
+            return
+        self._done(result)
 
 
-async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+def begin(
+    handler: Callable[[Q], R | Coroutine[Any, Any, R]], request: Q, failed: Callable[..., R], *about: Any
+) -> R | Waiting[R]:
+    """Run a handler until it waits or ends.
+
+    Args:
+        handler: returns a result, or a coroutine that does.
+        request: what it is called with.
+        failed: makes a result of an error, which it is called with.
+        about: what else it is called with.
+    """
+    try:
+        answered: Any = handler(request)
+        if type(answered) is not CoroutineType:
+            return answered  # type: ignore[no-any-return]
+        awaited = answered.send(None)
+    except StopIteration as stop:
+        result: R = stop.value
+        return result
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, it is handed on
+        return failed(error, *about)
+    return Waiting(answered, awaited, failed, about)
+
+
+async def together(coroutines: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
     """Run all of them, and return what they return, in order; what they ask of a store can leave together.
 
     None may raise: an error of one is raised here, when all have ended. Many of them give way to others now and then.
     """
     results: list[Any] = [None] * len(coroutines)
     errors: list[BaseException] = []
-    waiting = len(coroutines)
+    waiting = 0
     ended: asyncio.Future[None] | None = None
 
-    def end() -> None:
-        nonlocal waiting
-        waiting -= 1
-        if not waiting and ended is not None and not ended.done():
-            ended.set_result(None)
-
-    def failed(error: BaseException) -> None:
-        errors.append(error)
-        end()
-
-    def done_at(index: int) -> Callable[[T], None]:
-        def done(result: T) -> None:
+    def end_of(index: int) -> Callable[[Any], None]:
+        def end(result: Any) -> None:
+            nonlocal waiting
             results[index] = result
-            end()
+            waiting -= 1
+            if not waiting and ended is not None and not ended.done():
+                ended.set_result(None)
 
-        return done
+        return end
 
     for index, coroutine in enumerate(coroutines):
-        start(coroutine, done_at(index), failed)
+        result: Any = begin(_itself, coroutine, errors.append)
+        if isinstance(result, Waiting):
+            waiting += 1
+            result.then(end_of(index))
+        else:
+            results[index] = result
         if index % _AT_ONCE == _AT_ONCE - 1:
             await asyncio.sleep(0)
     if waiting:
@@ -100,3 +111,7 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     if errors:
         raise errors[0]
     return results
+
+
+def _itself(coroutine: Coroutine[Any, Any, R]) -> Coroutine[Any, Any, R]:
+    return coroutine

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 
 import msgspec
 
-from headgate.server.wire import eager
+from headgate.server.wire.eager import Waiting, begin
 from headgate.server.wire.grpc import framing
 from headgate.server.wire.grpc.calls import Methods, RpcError, StatusCode, UnaryCall, error_of
 from headgate.server.wire.grpc.routing import Route, Routes
@@ -246,34 +246,21 @@ class GrpcService:
         method = route.unary
         assert method is not None  # noqa: S101  for the type checker
         call = UnaryCall(message, route.head.fields, self._peer, route.timeout)
-        try:
-            answer = method(call)
-            awaited = None if isinstance(answer, bytes) else answer.send(None)
-        except StopIteration as stop:
-            self._answer(stream, route, stop.value)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the client is told
-            self._fail(stream, error_of(error, route.head.path))
-        else:
-            if isinstance(answer, bytes):
-                self._answer(stream, route, answer)
-                return
-            if admission is not None:
-                admission.hold()
-            self._running += 1
-            self._waiting[stream] = call
-            if route.timeout is not None:
-                self._deadlines.add(stream, route.timeout, len(self._waiting))
-            eager.go_on(answer, awaited, partial(self._done, stream, route), partial(self._failed, stream, route))
+        answer: bytes | RpcError | Waiting[bytes | RpcError] = begin(method, call, error_of, route.head.path)
+        if not isinstance(answer, Waiting):
+            self._answer(stream, route, answer)
+            return
+        if admission is not None:
+            admission.hold()
+        self._running += 1
+        self._waiting[stream] = call
+        if route.timeout is not None:
+            self._deadlines.add(stream, route.timeout, len(self._waiting))
+        answer.then(partial(self._done, stream, route))
 
-    def _done(self, stream: int, route: Route, message: bytes) -> None:
+    def _done(self, stream: int, route: Route, answer: bytes | RpcError) -> None:
         if self._end_wait(stream):
-            self._answer(stream, route, message)
-            self._connection.flush_soon()
-
-    def _failed(self, stream: int, route: Route, error: BaseException) -> None:
-        failure = error_of(error, route.head.path)
-        if self._end_wait(stream):
-            self._fail(stream, failure)
+            self._answer(stream, route, answer)
             self._connection.flush_soon()
 
     def _end_wait(self, stream: int) -> bool:
@@ -291,7 +278,10 @@ class GrpcService:
         self._fail(stream, _LATE)
         self._connection.flush_soon()
 
-    def _answer(self, stream: int, route: Route, message: bytes) -> None:
+    def _answer(self, stream: int, route: Route, message: bytes | RpcError) -> None:
+        if isinstance(message, RpcError):
+            self._fail(stream, message)
+            return
         try:
             body = b"\0" + len(message).to_bytes(4, "big") + message
         except TypeError as error:  # it did not answer with bytes

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 
-from headgate.server.wire import eager
 from headgate.server.wire.admission import Admission
+from headgate.server.wire.eager import Waiting, begin
 from headgate.server.wire.http1.connection import Http1Connection, Phase
 from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse
 from headgate.server.wire.registry import ConnectionRegistry
@@ -82,23 +82,12 @@ class Http1Protocol(asyncio.Protocol):
                 machine.answer(number, refusal.response())
                 number += 1
                 continue
-            waiting = None
-            try:
-                answered = self._handler(request)
-                if isinstance(answered, HttpResponse):
-                    response = answered
-                else:
-                    awaited, waiting = answered.send(None), answered
-            except StopIteration as stop:
-                response = stop.value
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the client is told
-                response = HttpResponse.of_failure(error, request.method, request.path)
-            if waiting is not None:
+            response = begin(self._handler, request, HttpResponse.of_failure, request.method, request.path)
+            if isinstance(response, Waiting):
                 if admission is not None:
                     admission.hold()
                 self._waiting[number] = request
-                done, failed = partial(self._done, number, request), partial(self._failed, number, request)
-                eager.go_on(waiting, awaited, done, failed)
+                response.then(partial(self._done, number, request))
             else:
                 self._answer(number, request, response)
             number += 1
@@ -189,9 +178,6 @@ class Http1Protocol(asyncio.Protocol):
         if self._end.transport is not None:
             self._answer(number, request, response)
             self._registry.flush_soon(self)
-
-    def _failed(self, number: int, request: HttpRequest, error: BaseException) -> None:
-        self._done(number, request, HttpResponse.of_failure(error, request.method, request.path))
 
     def _pause(self) -> None:
         """Read no more for now; while we close, we read on."""

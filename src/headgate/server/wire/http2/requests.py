@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import TypeAlias
 
-from headgate.server.wire import eager
+from headgate.server.wire.eager import Waiting, begin
 from headgate.server.wire.http2.frames import ErrorCode
 from headgate.server.wire.http2.heads import Http2Head
 from headgate.server.wire.http2.hpack import encode
@@ -119,26 +118,15 @@ class HttpService:
             self._answer(stream, head, refusal.response())
             return
         request = HttpRequest(head.method, path, query, fields, body, connection.peer)
-        waiting = None
-        try:
-            answered = self._handler(request)
-            if isinstance(answered, HttpResponse):
-                response = answered
-            else:
-                awaited, waiting = answered.send(None), answered
-        except StopIteration as stop:
-            response = stop.value
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the client is told
-            response = HttpResponse.of_failure(error, head.method, head.path)
-        if waiting is None:
+        response = begin(self._handler, request, HttpResponse.of_failure, head.method, head.path)
+        if not isinstance(response, Waiting):
             self._answer(stream, head, response)
             return
         if admission is not None:
             admission.hold()
         self.in_flight += 1
         self._waiting[stream] = request
-        done, failed = partial(self._done, stream, head), partial(self._failed, stream, head)
-        eager.go_on(waiting, awaited, done, failed)
+        response.then(partial(self._done, stream, head))
 
     def _remember(self, head: Http2Head) -> _Parts:
         """Take a head apart, once for all requests that have it."""
@@ -160,9 +148,6 @@ class HttpService:
             self._connection.admission.release()
         self._answer(stream, head, response)
         self._connection.flush_soon()
-
-    def _failed(self, stream: int, head: Http2Head, error: BaseException) -> None:
-        self._done(stream, head, HttpResponse.of_failure(error, head.method, head.path))
 
     def _too_long(self, stream: int, head: Http2Head) -> None:
         detail = f"The body is longer than {self._limits.body_bytes} bytes."
