@@ -41,20 +41,20 @@ def _limits(limits: tuple[Limit, ...]) -> str:
 
 
 WHAT = f"""\
-What one in-memory decision costs, against the least any Python limiter must do and against other libraries. The aim: at
-most {MOST_TIMES_FLOOR:g} times the floor, and at least {LEAST_TIMES_FASTER:g} times faster than the fastest peer with \
+The cost of one in-memory decision, compared with the minimum of any Python limiter and with other libraries. The aim:
+at most {MOST_TIMES_FLOOR:g} times the floor, and at least {LEAST_TIMES_FASTER:g} times faster than the fastest peer with \
 the same algorithm, allowed or denied.
 """
 
 METHOD = f"""\
 - **Floor**: a Python function that reads the clock (`time.time_ns()`) and does one dictionary read-modify-write per
-  limit. It decides nothing, takes no lock and makes no answer.
-- **Same work means the same answer**: allowed, remaining, and when to come back. Headgate's `check` returns all of
+  limit. It decides nothing, takes no lock and returns no decision.
+- **Equal work returns the same values**: allowed, remaining, and the time to retry. Headgate's `check` returns all of
   it as a `Decision`. `limits.hit()` returns a bool, so equal work is `hit()` + `get_window_stats()`. `throttled-py`
-  makes the numbers of `limit()` into an answer only when its `.state` is read, so equal work is both.
+  computes the result of `limit()` only when its `.state` is read, so equal work is both.
   `pyrate-limiter`'s `try_acquire()` returns a bool; the closest to equal is `try_acquire()` + the bucket's
   `count()` + `waiting()`, which still lacks the reset time. "x faster" compares with equal work; "x faster than
-  bare" compares Headgate's full decision with the cheapest call of any peer, however little it answers.
+  bare" compares Headgate's full decision with the cheapest call of any peer, however little it returns.
 - **Same algorithm**: `limits` has fixed window, moving window (the log) and sliding window counter; `throttled-py`
   has token bucket, leaking bucket, fixed window, sliding window (the counter) and GCRA; `pyrate-limiter` has the log,
   a fixed window (counted by a log), GCRA and a token bucket (the same code). No peer has a leaky bucket as a queue;
@@ -69,11 +69,11 @@ METHOD = f"""\
   window counter takes its slower branch for windows above 100 s.)
 - **10,000 keys**: called in one shuffled order, a fifth of them per round; every key has its state already. The first
   check of a new key is under "Other operations".
-- **Several limits**: Headgate decides all in one atomic call. `limits` and `throttled-py` are asked limit after limit
+- **Several limits**: Headgate decides all in one atomic call. `limits` and `throttled-py` are called limit after limit
   until one refuses, and on the deny path that is the first, which is the best order for them; equal work then looks at
   the other limits too (`get_window_stats`, `peek`), since Headgate's answer has them all; bare stops at the refusal.
   `pyrate-limiter` takes several rates in one bucket.
-- **Verified**: before and after timing each contender's answers are checked, all allowed or all denied; the run stops
+- **Verified**: before and after timing each contender's results are checked, all allowed or all denied; the run stops
   if one is not.
 - **Timing**: one loop for all, over a prepared list of keys, between two `perf_counter_ns()`; nothing is subtracted, so
   the loop itself is in every figure, the floor's too. The callable is the library's own bound method (or a
@@ -86,7 +86,7 @@ METHOD = f"""\
 - `throttled-py`'s store is given room for all keys (its default of 1,024 would evict). `pyrate-limiter` counts all
   names of a bucket together, so it gets a `BucketFactory` that finds a bucket per name by one dictionary lookup.
 - Single-threaded: no lock is contended. The keys are the same string objects every time, so their hashes are cached
-  for whoever looks them up directly, floor and Headgate included.
+  for direct lookups, including those of the floor and of Headgate.
 """
 
 DECISIONS = """\
