@@ -42,8 +42,8 @@ def _limits(limits: tuple[Limit, ...]) -> str:
 
 WHAT = f"""\
 The cost of one in-memory decision, compared with the minimum of any Python limiter and with other libraries. The aim:
-at most {MOST_TIMES_FLOOR:g} times the floor, and at least {LEAST_TIMES_FASTER:g} times faster than the fastest peer with \
-the same algorithm, allowed or denied.
+at most {MOST_TIMES_FLOOR:g} times the floor, and at least {LEAST_TIMES_FASTER:g} times faster than the fastest peer \
+with the same algorithm, allowed or denied.
 """
 
 METHOD = f"""\
