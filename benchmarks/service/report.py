@@ -30,9 +30,10 @@ from benchmarks.service.servers import STORE_SECONDS, Cores
 from benchmarks.tables import between, percent, table, times, verdict
 
 WHAT = f"""\
-What a check costs `headgate serve` on one processor core, over HTTP, gRPC and Envoy's rate limit service (RLS), allowed
-and denied, on memory and on Redis, against nginx answering a constant, trivial servers of uvicorn and grpcio, which
-decide nothing, and the services of others that are on the path. The aims, in processor time if not said otherwise:
+The cost of a check in `headgate serve` on one processor core, over HTTP, gRPC and Envoy's rate limit service (RLS),
+allowed and denied, on memory and on Redis. It is compared with nginx with a constant response, with trivial servers of
+uvicorn and grpcio, which decide nothing, and with the installed services of others. The aims, in processor time unless
+stated otherwise:
 
 - a check over HTTP takes at most {MOST_TIMES_FLOOR:g} times as much as nginx, and RLS at least \
 {LEAST_TIMES_LESS:g} times less than grpcio;
@@ -42,13 +43,13 @@ decide nothing, and the services of others that are on the path. The aims, in pr
   {MOST_FOR_SHADOW:g} times as much;
 - two descriptors take at most {MOST_FOR_TWO:g} times as much as one, external authorization at most \
 {MOST_FOR_AUTHZ:g} times as much
-  as RLS, and one key that everybody shares at most {MOST_FOR_SHARED:g} times as much as many;
-- RLS on Redis answers at least {LEAST_SHARE_ON_REDIS:g} of what it answers on memory, and the soak is answered at least
+  as RLS, and one key that all callers share at most {MOST_FOR_SHARED:g} times as much as many;
+- RLS on Redis reaches at least {LEAST_SHARE_ON_REDIS:g} of its rate on memory, and the soak reaches at least
   {LEAST_SOAKED:,} times per second of a core;
 - at half of the highest rate, the 99th percentile is under {MOST_P99_MS:g} ms.
 
 **The figures are higher than those of earlier reports, but the service is not slower.** Earlier, 10,000 users asked in
-turn: all had the same number left at the same time, and all their requests fitted into the service's caches. Now
+turn: all had the same remaining number at the same time, and all their requests fitted into the service's caches. Now
 {USERS:,} users are drawn by a Zipf law (exponent {EXPONENT:g}), as they come to real services: the first one sends \
 {100 / weights(USERS)[-1]:.0f} % of
 the requests, and most users come too rarely to be in a cache. Rows with {FEW_USERS:,} users show what caches are worth;
@@ -59,14 +60,14 @@ Microseconds of processor time per request (and how far the median round lies ab
 second on one core.
 """
 LATENCY = """\
-Milliseconds from sending a request to the end of its answer, at half of the highest rate.
+Milliseconds from sending a request to the end of its response, at half of the highest rate.
 """
 AGAINST = """\
 The Headgate of another environment, in turn with this one: processor time of this one over that of the other.
 """
 OBSERVING = """\
-What metrics, hot keys and the log of denials add to each check: the calls that the service makes of its recorder, timed
-alone in a loop, best round, and as a share of the processor time above. They are in all other figures.
+The cost of metrics, hot keys and the log of denials for each check: the service's calls of its recorder, timed alone in
+a loop, best round, and as a share of the processor time above. All other figures include it.
 """
 SIZING = f"""\
 The way to {TARGET:,} requests per second: processor time per request x rate = cores, at most \
@@ -81,50 +82,49 @@ def method(cores: Cores) -> str:
     """Say how it was measured."""
     ours, others = (", ".join(map(str, each)) for each in (cores.server, cores.others))
     return f"""\
-- **Floor**: nginx with one worker, no access log, connections that stay open; it reads the same `POST` and answers 200
+- **Floor**: nginx with one worker, no access log, persistent connections; it reads the same `POST` and answers 200
   with a constant body. It parses no JSON and decides nothing.
-- **uvloop**: the event loop that `headgate serve` runs in, with a protocol that takes what it reads for a request
-  and writes a constant: the least that any server in Python takes.
+- **uvloop**: the event loop that `headgate serve` runs in, with a protocol that treats every read as a request
+  and writes a constant: the minimum of any server in Python.
 - **uvicorn**: with uvloop and httptools; the application reads the body, parses the JSON and answers JSON.
 - **grpcio**: the asyncio server; a generic handler that parses the request and answers OK, with protobuf's C extension.
-- **headgate**: `headgate serve` as a user starts it, with metrics, one worker if not said otherwise, and one rule,
+- **headgate**: `headgate serve` as a user starts it, with metrics, one worker unless stated otherwise, and one rule,
   which matches every request (a fixed window per user). Redis is a server started for this run, without persistence;
-  flat out, requests wait for each other, so it gets {STORE_SECONDS} s for an answer rather than 10 ms.
+  at full load, requests wait for each other, so it gets {STORE_SECONDS} s for an answer instead of 10 ms.
 - **Descriptor file**: a file of envoyproxy/ratelimit with the same limit per user. "By rules beside a descriptor file":
   the service has both, and the file is for another domain.
-- **Three rules**: per user, per address (each user has one of their own), and one for all together; denied, the first
-  refuses. "And a shadow": a fourth rule, per user, that is only tried out.
+- **Three rules**: per user, per address (one for each user), and one for all together; when denied, the first
+  refuses. "And a shadow": a fourth rule, per user, in shadow.
 - **The soak**: three rules on Redis, asked over HTTP for one of {SOAK_USERS:,} users and one of {SOAK_PATHS:,} paths at
   random, so that hardly any request was seen before.
-- **Denied**: with a limit of 1, which everybody has used up before. "One user": always the same one, who is answered
-  from the cache of refusals.
-- **ratelimit, limitador-server, gubernator, throttlecrab-server**: each as its manual starts it, on one core, with the
-  same limit per user; of the last two, callers say the limit in each request.
+- **Denied**: with a limit of 1, used up before the measurement. "One user": always the same one, answered from the
+  cache of refusals.
+- **ratelimit, limitador-server, gubernator, throttlecrab-server**: each started as in its manual, on one core, with the
+  same limit per user; the last two get the limit in each request.
 - **Cores**: the server is bound to core {ours}; the load, and Redis, to core {others}. With 2 workers the server
-  gets a second core and, where the machine has no more, shares it with the load and with Redis: such rows say little
-  about rates there, but the processor time stands.
-- **Users**: {USERS:,} if not said otherwise; each request is for one of them, drawn by a Zipf law of exponent \
+  gets a second core. If the machine has no more, it shares this core with the load and with Redis: the rates of such
+  rows are then not meaningful, but the processor times are.
+- **Users**: {USERS:,} unless stated otherwise; each request is for one of them, drawn by a Zipf law of exponent \
 {EXPONENT:g}.
 - **Load over HTTP**: wrk, one thread, {CONNECTIONS} connections.
-- **Load over gRPC**: a client of our own, since h2load can only send one and the same message; one thread,
+- **Load over gRPC**: a separate client, since h2load always sends the same message; one thread,
   {GRPC_CONNECTIONS} connections with {STREAMS} calls in flight on each.
 - **Processor time**: user and system time of all threads and processes of the server, from
   `/proc/PID/task/*/schedstat`, before and after a round, over the requests answered in it. Of Redis, by `INFO cpu`.
-- **Rates** are those of all connections together, flat out.
-- **Verified**: before and after a contender is warmed up, it must answer as its row says. A round counts only if no
-  request failed, and all were answered 200 or, over gRPC, all as the row says; by one rule, ours must also have taken
-  at least as much of a user's limit as answers say, so that nobody is measured while failing.
-- **Under load**: each round begins with a second of the same load that does not count, for others had the processor for
-  minutes: caches, ours of refusals among them, are those of a server that has been asked for a while.
+- **Rates** are those of all connections together, at full load.
+- **Verified**: before and after its warm-up, a contender must return the result of its row. A round counts only if no
+  request failed, and all were answered 200 or, over gRPC, with the result of the row. With one rule, Headgate must also
+  have taken at least as much of a user's limit as its responses report.
+- **Under load**: each round begins with a second of the same load that does not count, because other contenders have
+  used the processor for minutes. Caches, including Headgate's cache of refusals, are then warm.
 - **Noise**: all contenders take turns, round after round, each round starting with another one. A ratio is the median
   of the ratios within the rounds; other figures are those of the median round.
-- **Latency**: at a constant rate, half of the rate of the best round, of a server that is alone: beside those of all
-  other rows, which wake up on its core with every second, it would wait for them. Over gRPC by our own client, which
-  sends what is due every millisecond, and times each request from when it was due; over HTTP by h2load, for one user,
-  which sends what is due every 10 ms, so in bursts. Of {RUNS} runs the one with the median p99 counts; each takes
-  {LONGER} times as long as a round, once the server has been asked flat out for a round. Beside it stands how many
-  milliseconds of a second the server was ready to run and had no core (`/proc/PID/schedstat`): none if the machine does
-  nothing else. What it waits then, requests wait at least, and more until it has caught up.
+- **Latency**: at a constant rate, half of the rate of the best round, with no other server running, since those would
+  wake up on its core every second. Over gRPC, the separate client sends due requests every millisecond, and times each
+  from its due time. Over HTTP, h2load sends due requests of one user every 10 ms, in bursts. Of {RUNS} runs, the one with
+  the median p99 counts; each takes {LONGER} times as long as a round, after a round at full load. The table also has the
+  milliseconds of a second in which the server was ready to run without a core (`/proc/PID/schedstat`): none on an
+  otherwise idle machine. Requests wait at least that long, and longer until the server has caught up.
 """
 
 
