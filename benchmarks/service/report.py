@@ -121,10 +121,10 @@ def method(cores: Cores) -> str:
   of the ratios within the rounds; other figures are those of the median round.
 - **Latency**: at a constant rate, half of the rate of the best round, with no other server running, since those would
   wake up on its core every second. Over gRPC, the separate client sends due requests every millisecond, and times each
-  from its due time. Over HTTP, h2load sends due requests of one user every 10 ms, in bursts. Of {RUNS} runs, the one with
-  the median p99 counts; each takes {LONGER} times as long as a round, after a round at full load. The table also has the
-  milliseconds of a second in which the server was ready to run without a core (`/proc/PID/schedstat`): none on an
-  otherwise idle machine. Requests wait at least that long, and longer until the server has caught up.
+  from its due time. Over HTTP, h2load sends due requests of one user every 10 ms, in bursts. Of {RUNS} runs, the one
+  with the median p99 counts; each takes {LONGER} times as long as a round, after a round at full load. The table also
+  has the milliseconds of a second in which the server was ready to run without a core (`/proc/PID/schedstat`): none on
+  an otherwise idle machine. Requests wait at least that long, and longer until the server has caught up.
 """
 
 
