@@ -1,4 +1,4 @@
-"""An API that answers five requests a second, to try clients on: standard library, and a limiter.
+"""An API that admits five requests a second, to test clients: standard library, and a limiter.
 
 >>> with serving("5/s") as url:
 ...     print(url)  # doctest: +ELLIPSIS
@@ -18,7 +18,7 @@ from headgate import Limiter, ResponseHeaders
 
 @contextmanager
 def serving(quotas: str = "5/s") -> Iterator[str]:
-    """Serve on a free port for the length of a with block; gives the URL."""
+    """Serve on a free port within a with block; return the URL."""
     limiter, headers = Limiter(quotas), ResponseHeaders()
 
     class Handler(BaseHTTPRequestHandler):
@@ -34,7 +34,7 @@ def serving(quotas: str = "5/s") -> Iterator[str]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True

@@ -57,7 +57,7 @@ class Demo:
         }
 
     def do(self, line: str) -> None:
-        """Carry out one line of input; a mistake in it is told, not raised."""
+        """Run one line of input; print its mistakes instead of raising them."""
         word, _, rest = line.strip().partition(" ")
         command = self._commands.get(word.lower())
         key = self._key
@@ -128,14 +128,14 @@ class Demo:
 
 
 def measure(decision: Decision) -> str:
-    """Draw what is left."""
+    """Return a bar of the remaining units."""
     width = min(decision.limit, 20)
     full = -(-decision.remaining * width // decision.limit)
     return f"[{'#' * full}{'.' * (width - full)}] {decision.remaining} of {decision.limit} left"
 
 
 def spoken(seconds: float) -> str:
-    """Say a length of time."""
+    """Return a length of time as text."""
     for length, unit in ((86400, "days"), (3600, "h"), (60, "min"), (1, "s")):
         if seconds >= 2 * length:
             return f"{seconds / length:.3g} {unit}"
@@ -143,7 +143,7 @@ def spoken(seconds: float) -> str:
 
 
 def shown(key: str) -> str:
-    """Make a key harmless to a terminal, and short."""
+    """Return a key without control characters, and short."""
     text = key if key.isprintable() else repr(key)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -178,7 +178,7 @@ def _row(name: str, times: Sequence[int], window: int) -> str:
 
 
 def demonstrate() -> None:
-    """Show the essentials on a clock that is moved by hand."""
+    """Show the essentials with a manual clock."""
     clock = ManualClock()
     demo = Demo(clock)
 
@@ -217,7 +217,7 @@ def piped_lines() -> Iterator[str]:
 
 
 def converse(demo: Demo, lines: Iterator[str]) -> None:
-    """Carry out `lines` to their end."""
+    """Run all of `lines`."""
     for line in lines:
         if line.strip().lower() in {"quit", "exit", "q"}:
             return
@@ -239,7 +239,7 @@ def main() -> None:
         with suppress(EOFError, KeyboardInterrupt):
             converse(demo, typed_lines() if interactive else piped_lines())
         print("\nBye. The first steps are in docs/start.md." if interactive else "\nBye.", flush=True)
-    except BrokenPipeError:  # whoever read the output has left
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
