@@ -14,10 +14,12 @@ from headgate.admin.tables import revision, rules, settings, tiers, users
 from headgate.config.problems import Finding, InvalidRules
 from headgate.config.times import moment_text
 from headgate.core.errors import HeadgateError
+from headgate.policy.dumping import DEFAULTS
+from headgate.policy.forms import FILE
 
-RULE_DEFAULTS = {"dimension": "user", "endpoint": "**", "algorithm": "token_bucket", "enabled": True, "shadow": False}
+RULE_DEFAULTS: Mapping[str, Any] = DEFAULTS | {"algorithm": "token_bucket"}
 """What a rule has where it does not say, also for filters. Fields that are not named here are empty then."""
-SETTINGS = ("default_tier", "allow", "deny", "default", "ignore_case", "unknown_rule")
+SETTINGS = tuple([name for name in FILE.fields if name not in {"version", "rules", "tiers", "users"}])
 """What a rules file has besides rules, tiers and users."""
 STAMPS = ("created_at", "updated_at")
 """What a rule has that only the database knows."""

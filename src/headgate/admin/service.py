@@ -92,9 +92,6 @@ class AdminService:
         self, kind: ObjectKind, name: str, body: Any, expected: int | None, actor: Actor
     ) -> tuple[Stored, bool]:
         """Make or replace something; says also whether it is new. Raises as `Catalog.change` does."""
-        if kind is ObjectKind.RULE:
-            named = isinstance(body, dict) and not {"id", "rule_id"} & body.keys()
-            body = {"id": name, **body} if named else body
         if body is None:
             raise UsageError(f"null is not a {kind}; DELETE is what deletes one")
         if kind is ObjectKind.SETTING and name == DEFAULT_TIER and isinstance(body, str):

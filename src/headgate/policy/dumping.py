@@ -7,7 +7,7 @@ and window.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from headgate.config.times import length_text, moment_text
@@ -18,7 +18,10 @@ from headgate.policy.forms import FILE, RULE
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
 from headgate.policy.quotas import ALL_OF_QUOTA
 
-_DEFAULTS = {field.name: field.default for field in fields(Rule)} | {"when": {}}
+DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Rule) if each.default is not MISSING} | {
+    "when": {}
+}
+"""What a rule has where it does not say."""
 _QUOTA_DEFAULTS = {field.name: field.default for field in fields(Quota)}
 
 
@@ -69,7 +72,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
     for name in RULE.record.fields:
         if name == "limit":
             data |= quotas[0] if len(quotas) == 1 else {"limits": quotas}
-        elif name not in ALL_OF_QUOTA and getattr(rule, name) != _DEFAULTS[name]:
+        elif name not in ALL_OF_QUOTA and getattr(rule, name) != DEFAULTS.get(name, MISSING):
             data[name] = to_data(getattr(rule, name))
     if len(rule.dimensions) > 1:
         data["dimension"] = [*rule.dimensions]

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from headgate.config.problems import Findings, InvalidRules, ProblemKind
+from headgate.config.schema import DIALECT
 from headgate.config.yaml_text import Document
 from headgate.server.clients import LOOPBACK
-from headgate.server.identity.loading import FILE, identity_schema, load_identity
+from headgate.server.identity.loading import FILE, load_identity
 from headgate.web.apikey import digest
 from headgate.web.identity import Identifier
 from tests.web.tokens import NOW, NOW_S, SECRET, jwk, private_key, public_pem, signed
@@ -263,11 +264,11 @@ _DATA = st.recursive(
 )
 
 
-SCHEMA = Draft202012Validator(identity_schema())
+SCHEMA = Draft202012Validator({"$schema": DIALECT, **FILE.schema()})
 
 
 def test_the_schema_is_one_and_has_the_example() -> None:
-    Draft202012Validator.check_schema(identity_schema())
+    Draft202012Validator.check_schema(SCHEMA.schema)
     SCHEMA.validate(Document(EXAMPLE.read_text(), "identity.yaml").data)
 
 

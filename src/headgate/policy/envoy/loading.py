@@ -1,35 +1,8 @@
 """The configuration files of envoyproxy/ratelimit, from YAML to the compiled policy.
 
-All of its 16 keys mean what they mean there::
-
-    domain: edge                       # one for each file, unless merging is asked for
-    descriptors:
-      - key: remote_address
-        value: 10.0.*                  # optional; * stands for any characters
-        rate_limit:
-          unit: minute                 # second minute hour day week month (30 days) year (365 days)
-          requests_per_unit: 100       # 0 refuses everything
-          unlimited: false             # or true, and no unit
-          name: internal
-          replaces: [{name: other}]
-        shadow_mode: false             # count, but never refuse
-        quota_mode: false              # refuse only if all descriptors of this kind are over their limits
-        share_threshold: false         # all values that match the pattern count together
-        detailed_metric: false
-        value_to_metric: false
-        metadata: {}
-        descriptors: []                # nested ones, for the next entry of the request's descriptor
-
-What its users ask for in vain is possible besides::
-
-    rate_limits:                       # instead of rate_limit: several limits on one descriptor
-      - {unit: second, requests_per_unit: 10, algorithm: token_bucket, burst: 20}
-      - {unit: minute, unit_multiplier: 15, requests_per_unit: 250}
-
-- ``unit_multiplier``: the window is so many units, from the epoch on.
-- ``rate_limits``: all of them must admit; one that refuses takes nothing from the others.
-- ``algorithm``: token_bucket, leaky_bucket, fixed_window (the default), sliding_window_log,
-  sliding_window_counter or gcra; ``burst``: what a bucket or GCRA admits at once beyond its limit.
+All 16 keys of envoyproxy/ratelimit mean what they mean there. Besides these there are ``rate_limits`` (several limits
+on one descriptor, all of which must admit; one that refuses takes nothing from the others), ``unit_multiplier``,
+``algorithm`` and ``burst``.
 
 Values mean what they mean to envoyproxy/ratelimit, which is written in Go: nothing is the same as "" or 0 or false; any
 word or whole number is text where text is expected; ``yes`` and ``on`` are true. A key that is known but has no effect
@@ -51,7 +24,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headgate.config.problems import Finding, Findings, InvalidRules, Path, ProblemKind, render, shown
-from headgate.config.schema import DIALECT, Field, ListOf, Meaningless, Record, Scalar, Schema, Values
+from headgate.config.schema import Field, ListOf, Meaningless, Record, Scalar, Schema, Values
 from headgate.config.yaml_text import Document, text_of
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidQuota, InvalidRule
@@ -334,11 +307,6 @@ FILE = Record(
     },
     unknown=_misplaced,
 )
-
-
-def descriptors_schema() -> Schema:
-    """Return the JSON Schema of a file; what is known but out of place, it does not let pass."""
-    return {"$schema": DIALECT, **FILE.schema(), "required": ["domain"], "$defs": {"descriptor": DESCRIPTOR.schema()}}
 
 
 def load(texts: Mapping[str, str], *, merge_domains: bool = False) -> DescriptorPolicy:

@@ -16,7 +16,7 @@ import msgspec
 
 from headgate.config.problems import Finding, Findings, InvalidRules, ProblemKind, render
 from headgate.config.problems import Path as Place
-from headgate.config.schema import DIALECT, Field, ListOf, MapOf, Record, Scalar, Schema
+from headgate.config.schema import Field, ListOf, MapOf, Record, Scalar, Schema
 from headgate.config.yaml_text import Document, text_of
 from headgate.files import UnreadableFile, content_of
 from headgate.server.clients import LOOPBACK
@@ -180,11 +180,6 @@ FILE = Record(
     },
     extensions=True,
 )
-
-
-def identity_schema() -> Schema:
-    """Return the JSON Schema of an identity file."""
-    return {"$schema": DIALECT, "title": "Identities of Headgate's clients", **FILE.schema()}
 
 
 def load_identity(
