@@ -61,6 +61,12 @@ LONGEST_FIRST = (
 work at the end: it should then have short ones left."""
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run asynchronous tests and fixtures on asyncio."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def state_folder() -> Iterator[None]:
     """Keep the last good rules of the databases of tests where they do not stay."""

@@ -28,17 +28,13 @@ def test_a_wait_for_the_past_ends_at_once(clock: Clock) -> None:
 
 @pytest.mark.parametrize("clock", [SystemClock(), ManualClock()])
 @pytest.mark.parametrize("until", [None, 1 << 62])
-def test_a_set_event_ends_a_wait(clock: Clock, until: int | None) -> None:
-    event = threading.Event()
-    event.set()
-    clock.wait(event, until)
-
-    async def main() -> None:
-        event = asyncio.Event()
-        asyncio.get_running_loop().call_soon(event.set)
-        await clock.wait_async(event, until)
-
-    asyncio.run(main())
+async def test_a_set_event_ends_a_wait(clock: Clock, until: int | None) -> None:
+    is_set = threading.Event()
+    is_set.set()
+    clock.wait(is_set, until)
+    event = asyncio.Event()
+    asyncio.get_running_loop().call_soon(event.set)
+    await clock.wait_async(event, until)
 
 
 def test_the_system_clock_waits_until_the_time_has_come() -> None:
@@ -62,22 +58,17 @@ def test_a_manual_clock_moves_only_when_told() -> None:
     assert clock.now() == 9
 
 
-def test_a_manual_clock_wakes_those_whose_time_has_come(manual_clock: ManualClock) -> None:
-    async def main() -> None:
-        now = manual_clock.now()
-        early, late = (
-            asyncio.create_task(manual_clock.wait_async(asyncio.Event(), now + wait)) for wait in (1000, 2000)
-        )
-        await asyncio.sleep(0)
-        assert manual_clock.sleepers == 2
-        manual_clock.advance(us=1999)
-        await early
-        assert not late.done()
-        manual_clock.advance(us=1)
-        await late
-        assert manual_clock.sleepers == 0
-
-    asyncio.run(main())
+async def test_a_manual_clock_wakes_those_whose_time_has_come(manual_clock: ManualClock) -> None:
+    now = manual_clock.now()
+    early, late = (asyncio.create_task(manual_clock.wait_async(asyncio.Event(), now + wait)) for wait in (1000, 2000))
+    await asyncio.sleep(0)
+    assert manual_clock.sleepers == 2
+    manual_clock.advance(us=1999)
+    await early
+    assert not late.done()
+    manual_clock.advance(us=1)
+    await late
+    assert manual_clock.sleepers == 0
 
 
 @given(st.integers(0, 2**63 - 1))

@@ -329,23 +329,20 @@ def test_guard_decorates_functions(manual_clock: ManualClock) -> None:
     assert (handle.__name__, handle.__doc__) == ("handle", "Say hello.")
 
 
-def test_guard_as_an_async_block_and_decorator(manual_clock: ManualClock) -> None:
-    async def main() -> None:
-        limiter = AsyncLimiter("1/minute", clock=manual_clock)
-        async with limiter.guard("reports") as decision:
-            assert decision.allowed
-        with pytest.raises(LimitExceeded):
-            await limiter.guard("reports").__aenter__()
+async def test_guard_as_an_async_block_and_decorator(manual_clock: ManualClock) -> None:
+    limiter = AsyncLimiter("1/minute", clock=manual_clock)
+    async with limiter.guard("reports") as decision:
+        assert decision.allowed
+    with pytest.raises(LimitExceeded):
+        await limiter.guard("reports").__aenter__()
 
-        @limiter.guard("job")
-        async def job() -> int:
-            return 7
+    @limiter.guard("job")
+    async def job() -> int:
+        return 7
 
-        assert await job() == 7
-        with pytest.raises(LimitExceeded):
-            await job()
-
-    asyncio.run(main())
+    assert await job() == 7
+    with pytest.raises(LimitExceeded):
+        await job()
 
 
 def test_guard_refuses_the_wrong_colour_and_keys_without_arguments() -> None:

@@ -161,16 +161,13 @@ def test_acquired_turns_can_be_given_back_while_nobody_else_stands_in_the_queue(
     assert limiter.refund("ada", second).remaining == 0
 
 
-def test_who_waits_in_line_is_woken(manual_clock: ManualClock) -> None:
-    async def main() -> None:
-        limiter = AsyncLimiter("1/hour", clock=manual_clock)
-        decision = await limiter.check("ada")
-        waiting = asyncio.create_task(limiter.acquire("ada"))
-        await asyncio.sleep(0)
-        await limiter.refund("ada", decision)
-        assert (await waiting).allowed
-
-    asyncio.run(main())
+async def test_who_waits_in_line_is_woken(manual_clock: ManualClock) -> None:
+    limiter = AsyncLimiter("1/hour", clock=manual_clock)
+    decision = await limiter.check("ada")
+    waiting = asyncio.create_task(limiter.acquire("ada"))
+    await asyncio.sleep(0)
+    await limiter.refund("ada", decision)
+    assert (await waiting).allowed
 
 
 def test_an_answer_that_is_given_again_stays_as_it_was(store: Store) -> None:

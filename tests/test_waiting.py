@@ -288,99 +288,84 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_tasks_wait_in_line_too(manual_clock: ManualClock) -> None:
-    async def main() -> None:
-        limiter = AsyncLimiter("2/s", clock=manual_clock)
-        await limiter.check("a", 2)
-        done: list[str] = []
+async def test_tasks_wait_in_line_too(manual_clock: ManualClock) -> None:
+    limiter = AsyncLimiter("2/s", clock=manual_clock)
+    await limiter.check("a", 2)
+    done: list[str] = []
 
-        async def wait(name: str, cost: int) -> None:
-            assert await limiter.acquire("a", cost)
-            done.append(name)
+    async def wait(name: str, cost: int) -> None:
+        assert await limiter.acquire("a", cost)
+        done.append(name)
 
-        tasks = [asyncio.create_task(wait("large", 2)), asyncio.create_task(wait("small", 1))]
+    tasks = [asyncio.create_task(wait("large", 2)), asyncio.create_task(wait("small", 1))]
+    await settled()
+    manual_clock.advance(0.5)
+    await settled()
+    assert done == []
+    manual_clock.advance(0.5)
+    await settled()
+    assert done == ["large"]
+    manual_clock.advance(0.5)
+    await asyncio.gather(*tasks)
+    assert done == ["large", "small"]
+
+
+async def test_a_cancelled_task_leaves_the_line(manual_clock: ManualClock) -> None:
+    limiter = AsyncLimiter("1/s", clock=manual_clock)
+    await limiter.check("a")
+    head, second = (asyncio.create_task(limiter.acquire("a")) for _ in range(2))
+    await settled()
+    head.cancel()
+    await settled()
+    assert head.cancelled()
+    manual_clock.advance(1)
+    assert (await second).allowed
+    assert limiter._limits.lines._lines == {}
+
+
+async def test_a_cancellation_storm_leaves_no_trace(manual_clock: ManualClock) -> None:
+    limiter = AsyncLimiter("10/s", clock=manual_clock)
+    await limiter.check("a", 10)
+    tasks = [asyncio.create_task(limiter.acquire("a")) for _ in range(500)]
+    await settled()
+    for task in tasks[::2]:
+        task.cancel()
+    for _ in range(300):
         await settled()
-        manual_clock.advance(0.5)
-        await settled()
-        assert done == []
-        manual_clock.advance(0.5)
-        await settled()
-        assert done == ["large"]
-        manual_clock.advance(0.5)
-        await asyncio.gather(*tasks)
-        assert done == ["large", "small"]
-
-    asyncio.run(main())
+        manual_clock.advance(0.1)
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert sum(isinstance(result, Decision) and result.allowed for result in results) == 250
+    assert limiter._limits.lines._lines == {}
+    assert manual_clock.sleepers == 0
 
 
-def test_a_cancelled_task_leaves_the_line(manual_clock: ManualClock) -> None:
-    async def main() -> None:
-        limiter = AsyncLimiter("1/s", clock=manual_clock)
-        await limiter.check("a")
-        head, second = (asyncio.create_task(limiter.acquire("a")) for _ in range(2))
-        await settled()
-        head.cancel()
-        await settled()
-        assert head.cancelled()
-        manual_clock.advance(1)
-        assert (await second).allowed
-        assert limiter._limits.lines._lines == {}
-
-    asyncio.run(main())
-
-
-def test_a_cancellation_storm_leaves_no_trace(manual_clock: ManualClock) -> None:
-    async def main() -> None:
-        limiter = AsyncLimiter("10/s", clock=manual_clock)
-        await limiter.check("a", 10)
-        tasks = [asyncio.create_task(limiter.acquire("a")) for _ in range(500)]
-        await settled()
-        for task in tasks[::2]:
-            task.cancel()
-        for _ in range(300):
-            await settled()
-            manual_clock.advance(0.1)
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert sum(isinstance(result, Decision) and result.allowed for result in results) == 250
-        assert limiter._limits.lines._lines == {}
-        assert manual_clock.sleepers == 0
-
-    asyncio.run(main())
+async def test_tasks_time_out_queue_and_are_woken(manual_clock: ManualClock) -> None:
+    limiter = AsyncLimiter("2/s leaky_bucket queue", clock=manual_clock)
+    assert await limiter.acquire("a")
+    delayed = asyncio.create_task(limiter.acquire("a"))
+    await settled()
+    assert not await limiter.acquire("a", timeout=0.4)
+    manual_clock.advance(0.5)
+    assert (await delayed).delay == 0.5
+    limiter = AsyncLimiter("1/hour", clock=manual_clock)
+    await limiter.check("a")
+    head = asyncio.create_task(limiter.acquire("a"))
+    await settled()
+    behind = asyncio.create_task(limiter.acquire("a", timeout=1))
+    await settled()
+    manual_clock.advance(1)
+    assert not await behind
+    await limiter.reset("a")
+    assert (await head).allowed
 
 
-def test_tasks_time_out_queue_and_are_woken(manual_clock: ManualClock) -> None:
-    async def main() -> None:
-        limiter = AsyncLimiter("2/s leaky_bucket queue", clock=manual_clock)
-        assert await limiter.acquire("a")
-        delayed = asyncio.create_task(limiter.acquire("a"))
-        await settled()
-        assert not await limiter.acquire("a", timeout=0.4)
-        manual_clock.advance(0.5)
-        assert (await delayed).delay == 0.5
-        limiter = AsyncLimiter("1/hour", clock=manual_clock)
-        await limiter.check("a")
-        head = asyncio.create_task(limiter.acquire("a"))
-        await settled()
-        behind = asyncio.create_task(limiter.acquire("a", timeout=1))
-        await settled()
-        manual_clock.advance(1)
-        assert not await behind
-        await limiter.reset("a")
-        assert (await head).allowed
-
-    asyncio.run(main())
+async def test_a_real_clock_wakes_tasks() -> None:
+    limiter = AsyncLimiter("1/ms burst 1")
+    decisions = await asyncio.gather(*(limiter.acquire("a") for _ in range(20)))
+    assert all(decisions)
 
 
-def test_a_real_clock_wakes_tasks() -> None:
-    async def main() -> None:
-        limiter = AsyncLimiter("1/ms burst 1")
-        decisions = await asyncio.gather(*(limiter.acquire("a") for _ in range(20)))
-        assert all(decisions)
-
-    asyncio.run(main())
-
-
-def test_guards_that_run_together_refuse_nobody_while_there_is_budget() -> None:
+async def test_guards_that_run_together_refuse_nobody_while_there_is_budget() -> None:
     """Whoever is just being served is no line."""
     limiter = Limiter("1000000/s")
     refused: list[Decision] = []
@@ -394,13 +379,9 @@ def test_guards_that_run_together_refuse_nobody_while_there_is_budget() -> None:
     for thread in threads:
         thread.join()
     assert refused == []
-
-    async def main() -> None:
-        limiter = AsyncLimiter("100/hour")
-        decisions = await asyncio.gather(*(limiter.acquire("a", timeout=0) for _ in range(150)))
-        assert sum(map(bool, decisions)) == 100
-
-    asyncio.run(main())
+    in_a_loop = AsyncLimiter("100/hour")
+    decisions = await asyncio.gather(*(in_a_loop.acquire("a", timeout=0) for _ in range(150)))
+    assert sum(map(bool, decisions)) == 100
 
 
 def test_who_cannot_be_served_in_time_is_told_at_once_even_in_line(manual_clock: ManualClock) -> None:

@@ -13,7 +13,6 @@ when it serves: see `SHELL`.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -204,7 +203,7 @@ def test_python_runs_as_printed_and_prints_what_its_comments_claim(
     assert ended.stdout.splitlines() == CLAIM.findall(block.text)
 
 
-def test_the_application_in_fastapi_answers_429_with_headers_that_clients_understand() -> None:
+async def test_the_application_in_fastapi_answers_429_with_headers_that_clients_understand() -> None:
     (block,) = [block for block in BLOCKS if block.page.name == "start.md" and "FastAPI()" in block.text]
     names: dict[str, Any] = {}
     exec(block.text, names)  # noqa: S102  it is our own page
@@ -223,21 +222,18 @@ def test_the_application_in_fastapi_answers_429_with_headers_that_clients_unders
         body = b"".join(message.get("body", b"") for message in sent[1:])
         return sent[0]["status"], dict(sent[0]["headers"]), body
 
-    async def conversation() -> None:
+    status, headers, body = await asked("/exports/ada")
+    assert (status, headers[b"x-ratelimit-remaining"], body) == (200, b"0", b'"the data of ada"')
+    for _ in range(2):
         status, headers, body = await asked("/exports/ada")
-        assert (status, headers[b"x-ratelimit-remaining"], body) == (200, b"0", b'"the data of ada"')
-        for _ in range(2):
-            status, headers, body = await asked("/exports/ada")
-            assert (status, headers[b"x-ratelimit-limit"]) == (429, b"1")
-            assert 3500 < int(headers[b"retry-after"]) <= 3600
-            assert headers[b"content-type"] == b"application/problem+json"
-            assert json.loads(body)["title"] == "Quota Exceeded"
-        while (answer := await asked("/nothing"))[0] == 404:
-            pass
-        assert answer[0] == 429
-        assert answer[1][b"x-ratelimit-limit"] == b"100"
-
-    asyncio.run(conversation())
+        assert (status, headers[b"x-ratelimit-limit"]) == (429, b"1")
+        assert 3500 < int(headers[b"retry-after"]) <= 3600
+        assert headers[b"content-type"] == b"application/problem+json"
+        assert json.loads(body)["title"] == "Quota Exceeded"
+    while (answer := await asked("/nothing"))[0] == 404:
+        pass
+    assert answer[0] == 429
+    assert answer[1][b"x-ratelimit-limit"] == b"100"
 
 
 def run(block: Block, script: str, folder: Path, redis: RedisServer, found: Service | None) -> str:

@@ -70,28 +70,25 @@ def test_what_took_nothing_has_no_charge(manual_clock: ManualClock) -> None:
     assert engine.charge_of(refused) == "", "a shadow rule is only asked where the request does not pass"
 
 
-def test_what_one_process_decided_alone_is_not_given_back_by_another(
+async def test_what_one_process_decided_alone_is_not_given_back_by_another(
     manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        away = f"redis://127.0.0.1:{free_port()}"
-        async with AsyncEngine(load_rules(RULES), store=away, clock=manual_clock, nodes=1) as engine:
+    away = f"redis://127.0.0.1:{free_port()}"
+    async with AsyncEngine(load_rules(RULES), store=away, clock=manual_clock, nodes=1) as engine:
 
-            async def left() -> list[int]:
-                return [each.decision.remaining for each in (await engine.peek(ASKED)).limits]
+        async def left() -> list[int]:
+            return [each.decision.remaining for each in (await engine.peek(ASKED)).limits]
 
-            ruling = await engine.check(ASKED)
-            assert ruling.degraded
-            charge = await engine.charge_of(ruling)
-            with monkeypatch.context() as patch:
-                patch.setattr(charges, "_RANDOM", b"else")
-                with pytest.raises(InvalidCharge):
-                    await engine.refund(ASKED, charge)
-            assert await left() == [6, 16]
-            await engine.refund(ASKED, charge)
-            assert await left() == [10, 20]
-
-    asyncio.run(main())
+        ruling = await engine.check(ASKED)
+        assert ruling.degraded
+        charge = await engine.charge_of(ruling)
+        with monkeypatch.context() as patch:
+            patch.setattr(charges, "_RANDOM", b"else")
+            with pytest.raises(InvalidCharge):
+                await engine.refund(ASKED, charge)
+        assert await left() == [6, 16]
+        await engine.refund(ASKED, charge)
+        assert await left() == [10, 20]
 
 
 def test_what_is_not_a_charge_is_refused_before_anything_is_done(manual_clock: ManualClock) -> None:

@@ -84,59 +84,46 @@ def codes(answer: EnvoyAnswer) -> list[tuple[int, int]]:
     return [(status.code.value, status.limit_remaining) for status in answer.statuses]
 
 
-def test_each_descriptor_is_decided_on_its_own(store: str) -> None:
-    async def run() -> None:
-        async with deciding(store=store) as ask:
-            for left in (1, 0):
-                assert codes(await ask(user(), ip())) == [(1, left + 3), (1, left)]
-            refused = await ask(user(), ip())
-            assert (refused.code, codes(refused)) == (2, [(1, 2), (2, 0)])
-
-    asyncio.run(run())
+async def test_each_descriptor_is_decided_on_its_own(store: str) -> None:
+    async with deciding(store=store) as ask:
+        for left in (1, 0):
+            assert codes(await ask(user(), ip())) == [(1, left + 3), (1, left)]
+        refused = await ask(user(), ip())
+        assert (refused.code, codes(refused)) == (2, [(1, 2), (2, 0)])
 
 
-def test_hits_are_looked_at_taken_and_given_back(store: str) -> None:
-    async def run() -> None:
-        async with deciding(store=store) as ask:
-            assert codes(await ask(user(3))) == [(1, 2)]
-            assert codes(await ask(user(0))) == [(1, 2)]
-            assert codes(await ask(user(3))) == [(2, 0)]
-            assert codes(await ask(user(0))) == [(1, 2)]
-            assert codes(await ask(user(1, refund=True))) == [(1, 3)]
-            assert codes(await ask(user(0, refund=True))) == [(1, 3)]
-            assert codes(await ask(user(3))) == [(1, 0)]
-            assert codes(await ask(user(0))) == [(2, 0)]
-
-    asyncio.run(run())
+async def test_hits_are_looked_at_taken_and_given_back(store: str) -> None:
+    async with deciding(store=store) as ask:
+        assert codes(await ask(user(3))) == [(1, 2)]
+        assert codes(await ask(user(0))) == [(1, 2)]
+        assert codes(await ask(user(3))) == [(2, 0)]
+        assert codes(await ask(user(0))) == [(1, 2)]
+        assert codes(await ask(user(1, refund=True))) == [(1, 3)]
+        assert codes(await ask(user(0, refund=True))) == [(1, 3)]
+        assert codes(await ask(user(3))) == [(1, 0)]
+        assert codes(await ask(user(0))) == [(2, 0)]
 
 
-def test_large_hits_are_counted_exactly(store: str) -> None:
+async def test_large_hits_are_counted_exactly(store: str) -> None:
     tokens = (("tokens", "ada"),)
-
-    async def run() -> None:
-        async with deciding(store=store) as ask:
-            assert codes(await ask(Descriptor(tokens, 999_999))) == [(1, 1)]
-            assert codes(await ask(Descriptor(tokens, 2))) == [(2, 0)]
-            assert codes(await ask(Descriptor(tokens, 1))) == [(1, 0)]
-
-    asyncio.run(run())
+    async with deciding(store=store) as ask:
+        assert codes(await ask(Descriptor(tokens, 999_999))) == [(1, 1)]
+        assert codes(await ask(Descriptor(tokens, 2))) == [(2, 0)]
+        assert codes(await ask(Descriptor(tokens, 1))) == [(1, 0)]
 
 
-def test_refused_hits_use_up_what_is_left_where_that_is_asked_for(store: str) -> None:
-    async def run() -> None:
-        async with deciding(store=store, count_refused=True) as ask:
-            assert codes(await ask(user(3))) == [(1, 2)]
-            assert codes(await ask(user(3))) == [(2, 0)]
-            assert codes(await ask(user(0))) == [(2, 0)]
-            assert codes(await ask(ip(50))) == [(2, 0)]  # more than the limit could ever admit
-            assert codes(await ask(ip(0))) == [(2, 0)]
-            both = (("both", "ada"),)
-            assert codes(await ask(Descriptor(both, 4))) == [(1, 1)]
-            assert codes(await ask(Descriptor(both, 3))) == [(2, 0)]
-            assert codes(await ask(Descriptor(both, 0))) == [(2, 0)]
-            assert codes(await ask(Descriptor((("ip", "x" * 70_000),), 50))) == [(2, 0)]
-
-    asyncio.run(run())
+async def test_refused_hits_use_up_what_is_left_where_that_is_asked_for(store: str) -> None:
+    async with deciding(store=store, count_refused=True) as ask:
+        assert codes(await ask(user(3))) == [(1, 2)]
+        assert codes(await ask(user(3))) == [(2, 0)]
+        assert codes(await ask(user(0))) == [(2, 0)]
+        assert codes(await ask(ip(50))) == [(2, 0)]  # more than the limit could ever admit
+        assert codes(await ask(ip(0))) == [(2, 0)]
+        both = (("both", "ada"),)
+        assert codes(await ask(Descriptor(both, 4))) == [(1, 1)]
+        assert codes(await ask(Descriptor(both, 3))) == [(2, 0)]
+        assert codes(await ask(Descriptor(both, 0))) == [(2, 0)]
+        assert codes(await ask(Descriptor((("ip", "x" * 70_000),), 50))) == [(2, 0)]
 
 
 def test_what_is_left_is_taken_in_a_few_tries_while_others_take_from_it() -> None:
@@ -161,71 +148,55 @@ def test_what_is_left_is_taken_in_a_few_tries_while_others_take_from_it() -> Non
     assert len(asked(*[(True, 4), (False, 4)] * 3)) == 6
 
 
-def test_a_limit_of_nothing_and_one_that_comes_with_the_request() -> None:
-    async def run() -> None:
-        async with deciding() as ask:
-            assert codes(await ask(Descriptor((("banned", ""),)))) == [(2, 0)]
-            assert codes(await ask(user(override=Override(7, 2)))) == [(1, 6)]
-            assert (await ask(user(override=Override(7, 9)))).code == 2
-
-    asyncio.run(run())
+async def test_a_limit_of_nothing_and_one_that_comes_with_the_request() -> None:
+    async with deciding() as ask:
+        assert codes(await ask(Descriptor((("banned", ""),)))) == [(2, 0)]
+        assert codes(await ask(user(override=Override(7, 2)))) == [(1, 6)]
+        assert (await ask(user(override=Override(7, 9)))).code == 2
 
 
-def test_modes_of_the_whole_service() -> None:
-    async def run() -> None:
-        async with deciding(shadow_mode=True) as ask:
-            answer = await ask(ip(3))
-            assert (answer.code, answer.shadowed) == (1, True)
-        async with deciding(quota_mode=True) as ask:
-            assert (await ask(ip(3), user())).code == 1
-            assert (await ask(ip(3))).code == 2
-
-    asyncio.run(run())
+async def test_modes_of_the_whole_service() -> None:
+    async with deciding(shadow_mode=True) as ask:
+        answer = await ask(ip(3))
+        assert (answer.code, answer.shadowed) == (1, True)
+    async with deciding(quota_mode=True) as ask:
+        assert (await ask(ip(3), user())).code == 1
+        assert (await ask(ip(3))).code == 2
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("local", [1, 1, 2]), ("allow", [1, 1, 1]), ("deny", [2, 2, 2])])
-def test_without_a_store_the_mode_decides(mode: str, expected: list[int]) -> None:
-    async def run() -> None:
-        away = "redis://127.0.0.1:1/0?timeout=0.1"
-        tree, clock = load({"edge.yaml": TREE}), ManualClock()
-        async with AsyncDescriptorEngine(tree, store=away, clock=clock, on_store_failure=mode, nodes=1) as engine:
-            answers = [(await decided(engine, ip())).answer for _ in range(3)]
-            assert [answer.code.value for answer in answers] == expected
-            assert all(answer.degraded for answer in answers)
-            statistics = engine.statistics()
-            assert statistics is not None
-            assert statistics.calls == 3
-            with pytest.raises(StoreError):
-                await engine.ready()
-
-    asyncio.run(run())
+async def test_without_a_store_the_mode_decides(mode: str, expected: list[int]) -> None:
+    away = "redis://127.0.0.1:1/0?timeout=0.1"
+    tree, clock = load({"edge.yaml": TREE}), ManualClock()
+    async with AsyncDescriptorEngine(tree, store=away, clock=clock, on_store_failure=mode, nodes=1) as engine:
+        answers = [(await decided(engine, ip())).answer for _ in range(3)]
+        assert [answer.code.value for answer in answers] == expected
+        assert all(answer.degraded for answer in answers)
+        statistics = engine.statistics()
+        assert statistics is not None
+        assert statistics.calls == 3
+        with pytest.raises(StoreError):
+            await engine.ready()
 
 
-def test_a_folder_is_watched(tmp_path: Path) -> None:
+async def test_a_folder_is_watched(tmp_path: Path) -> None:
     file = tmp_path / "edge.yaml"
     file.write_text(TREE, encoding="utf-8")
-
-    async def run() -> None:
-        async with AsyncDescriptorEngine(tmp_path, clock=(clock := ManualClock())) as engine:
-            await engine.ready()
-            assert engine.statistics() is None
-            assert engine.clock is clock
-            file.write_text(TREE.replace("edge", "other"), encoding="utf-8")
-            await asyncio.to_thread(until, lambda: engine.match("other", [ip()]).known, "the new file is in force")
-            assert not engine.match("edge", [ip()]).known
-            statistics = engine.rules_statistics()
-            assert statistics is not None
-            assert statistics.loads == 2
-
-    asyncio.run(run())
+    async with AsyncDescriptorEngine(tmp_path, clock=(clock := ManualClock())) as engine:
+        await engine.ready()
+        assert engine.statistics() is None
+        assert engine.clock is clock
+        file.write_text(TREE.replace("edge", "other"), encoding="utf-8")
+        await asyncio.to_thread(until, lambda: engine.match("other", [ip()]).known, "the new file is in force")
+        assert not engine.match("edge", [ip()]).known
+        statistics = engine.rules_statistics()
+        assert statistics is not None
+        assert statistics.loads == 2
 
 
-def test_what_does_not_change_has_no_statistics_of_loading() -> None:
-    async def run() -> None:
-        async with AsyncDescriptorEngine(load({"edge.yaml": TREE})) as engine:
-            assert engine.rules_statistics() is None
-
-    asyncio.run(run())
+async def test_what_does_not_change_has_no_statistics_of_loading() -> None:
+    async with AsyncDescriptorEngine(load({"edge.yaml": TREE})) as engine:
+        assert engine.rules_statistics() is None
 
 
 def test_a_folder_without_files_or_a_mode_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -54,38 +54,32 @@ def head(sent: list[dict[str, Any]]) -> tuple[int, dict[bytes, bytes]]:
     return sent[0]["status"], dict(sent[0]["headers"])
 
 
-def test_every_answer_has_the_fields_and_a_refusal_is_a_problem_document() -> None:
-    async def main() -> None:
-        app = limited(headers=ResponseHeaders(reset_format="seconds"))
-        sent = await call(app, scope_of())
-        status, fields = head(sent)
-        assert status == 200
-        assert fields[b"content-type"] == b"text/plain"
-        assert fields[b"ratelimit"] == b'"default";r=1;t=30'
-        assert fields[b"x-ratelimit-remaining"] == b"1"
-        assert sent[1:] == HELLO[1:]  # piece by piece, as they came
-        await call(app, scope_of())
-        status, fields = head(refused := await call(app, scope_of()))
-        assert (status, fields[b"retry-after"], fields[b"cache-control"]) == (429, b"30", b"no-store")
-        body = refused[1]["body"]
-        assert fields[b"content-type"] == b"application/problem+json"
-        assert int(fields[b"content-length"]) == len(body)
-        assert json.loads(body)["detail"] == "default allows 2/minute. Retry in 30 s."
-        assert (await call(app, scope_of(method="HEAD")))[1]["body"] == b""
-        assert head(await call(app, scope_of(client=("203.0.113.10", 1))))[0] == 200
-
-    asyncio.run(main())
+async def test_every_answer_has_the_fields_and_a_refusal_is_a_problem_document() -> None:
+    app = limited(headers=ResponseHeaders(reset_format="seconds"))
+    sent = await call(app, scope_of())
+    status, fields = head(sent)
+    assert status == 200
+    assert fields[b"content-type"] == b"text/plain"
+    assert fields[b"ratelimit"] == b'"default";r=1;t=30'
+    assert fields[b"x-ratelimit-remaining"] == b"1"
+    assert sent[1:] == HELLO[1:]  # piece by piece, as they came
+    await call(app, scope_of())
+    status, fields = head(refused := await call(app, scope_of()))
+    assert (status, fields[b"retry-after"], fields[b"cache-control"]) == (429, b"30", b"no-store")
+    body = refused[1]["body"]
+    assert fields[b"content-type"] == b"application/problem+json"
+    assert int(fields[b"content-length"]) == len(body)
+    assert json.loads(body)["detail"] == "default allows 2/minute. Retry in 30 s."
+    assert (await call(app, scope_of(method="HEAD")))[1]["body"] == b""
+    assert head(await call(app, scope_of(client=("203.0.113.10", 1))))[0] == 200
 
 
-def test_fields_of_an_application_inside_are_left_alone() -> None:
-    async def main() -> None:
-        inner = limited(limits="5/minute")
-        outer = limited(inner, limits="9/minute")
-        sent = await call(outer, scope_of())
-        assert [value for name, value in sent[0]["headers"] if name == b"x-ratelimit-limit"] == [b"5"]
-        assert HELLO[0]["headers"] == [(b"content-type", b"text/plain")]  # what the application sent is not changed
-
-    asyncio.run(main())
+async def test_fields_of_an_application_inside_are_left_alone() -> None:
+    inner = limited(limits="5/minute")
+    outer = limited(inner, limits="9/minute")
+    sent = await call(outer, scope_of())
+    assert [value for name, value in sent[0]["headers"] if name == b"x-ratelimit-limit"] == [b"5"]
+    assert HELLO[0]["headers"] == [(b"content-type", b"text/plain")]  # what the application sent is not changed
 
 
 def test_an_exception_passes_through_and_costs_nothing_where_that_is_asked_for() -> None:
@@ -105,40 +99,34 @@ def test_an_exception_passes_through_and_costs_nothing_where_that_is_asked_for()
     assert asyncio.run(statuses(refund_on_error=True)) == ["broken"] * 3
 
 
-def test_a_condition_is_about_the_start_of_the_response() -> None:
+async def test_a_condition_is_about_the_start_of_the_response() -> None:
     answers = iter([200, 401, 200])
 
     async def log_in(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": next(answers), "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    async def main() -> None:
-        app = limited(log_in, limits="1/minute", count_when=lambda response: response.status_code == 401)
-        seen = [head(await call(app, scope_of())) for _ in range(3)]
-        assert [status for status, _ in seen] == [200, 401, 429]
-        assert [fields[b"x-ratelimit-remaining"] for _, fields in seen] == [b"1", b"0", b"0"]
-
-    asyncio.run(main())
+    app = limited(log_in, limits="1/minute", count_when=lambda response: response.status_code == 401)
+    seen = [head(await call(app, scope_of())) for _ in range(3)]
+    assert [status for status, _ in seen] == [200, 401, 429]
+    assert [fields[b"x-ratelimit-remaining"] for _, fields in seen] == [b"1", b"0", b"0"]
 
 
-def test_a_client_that_goes_away_leaves_nothing_behind_and_has_used_its_share() -> None:
+async def test_a_client_that_goes_away_leaves_nothing_behind_and_has_used_its_share() -> None:
     async def waits(scope: Any, receive: Any, send: Any) -> None:
         assert (await receive())["type"] == "http.disconnect"
 
-    async def main() -> None:
-        app = limited(waits, limits="1/minute", count_when=lambda _: False)
-        assert await call(app, scope_of(), [{"type": "http.disconnect"}]) == []
-        assert head(await call(app, scope_of(), [{"type": "http.disconnect"}]))[0] == 429
-        task = asyncio.create_task(call(limited(waits), scope_of()))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    app = limited(waits, limits="1/minute", count_when=lambda _: False)
+    assert await call(app, scope_of(), [{"type": "http.disconnect"}]) == []
+    assert head(await call(app, scope_of(), [{"type": "http.disconnect"}]))[0] == 429
+    task = asyncio.create_task(call(limited(waits), scope_of()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
-def test_who_hangs_up_gets_nothing_back() -> None:
+async def test_who_hangs_up_gets_nothing_back() -> None:
     async def reads(scope: Any, receive: Any, send: Any) -> None:
         if (await receive())["type"] == "http.disconnect":
             raise ConnectionError
@@ -151,65 +139,50 @@ def test_who_hangs_up_gets_nothing_back() -> None:
     async def gone(message: Any) -> None:
         raise OSError
 
-    async def main() -> None:
-        cases: list[Any] = [(reads, scope_of(), [{"type": "http.disconnect"}])]
-        cases.append((connects, scope_of(kind="websocket"), [CONNECT, GONE]))
-        for inside, scope, received in cases:
-            app = limited(inside, limits="1/minute", refund_on_error=True)
-            with pytest.raises(ConnectionError):
-                await call(app, scope, received)
-            assert head(await call(app, scope_of()))[0] == 429
-        app = limited(limits="1/minute", refund_on_error=True)
-        with pytest.raises(OSError):  # noqa: PT011  it is the one from above
-            await app(scope_of(), None, gone)  # type: ignore[arg-type]
+    cases: list[Any] = [(reads, scope_of(), [{"type": "http.disconnect"}])]
+    cases.append((connects, scope_of(kind="websocket"), [CONNECT, GONE]))
+    for inside, scope, received in cases:
+        app = limited(inside, limits="1/minute", refund_on_error=True)
+        with pytest.raises(ConnectionError):
+            await call(app, scope, received)
         assert head(await call(app, scope_of()))[0] == 429
-
-    asyncio.run(main())
-
-
-def test_the_hook_may_answer_with_an_application() -> None:
-    async def main() -> None:
-        app = limited(limits="1/minute", on_refused=lambda scope, refusal: hello)
-        await call(app, scope_of())
-        assert await call(app, scope_of()) == HELLO
-
-    asyncio.run(main())
+    app = limited(limits="1/minute", refund_on_error=True)
+    with pytest.raises(OSError):  # noqa: PT011  it is the one from above
+        await app(scope_of(), None, gone)  # type: ignore[arg-type]
+    assert head(await call(app, scope_of()))[0] == 429
 
 
-def test_a_websocket_connection_counts_as_a_request() -> None:
-    async def main() -> None:
-        app = limited(echo, limits="1/minute")
-        sent = await call(app, scope_of(kind="websocket"), [CONNECT, TEXT, GONE])
-        assert [message["type"] for message in sent] == ["websocket.accept", "websocket.send", "websocket.send"]
-        assert dict(sent[0]["headers"])[b"x-ratelimit-remaining"] == b"0"
-        (closed,) = await call(app, scope_of(kind="websocket"), [CONNECT])
-        assert (closed["type"], closed["code"]) == ("websocket.close", TRY_LATER)
-        scope = scope_of(kind="websocket", extensions={"websocket.http.response": {}})
-        start, body = await call(app, scope, [CONNECT])
-        assert (start["type"], start["status"]) == ("websocket.http.response.start", 429)
-        assert json.loads(body["body"])["status"] == 429
-
-    asyncio.run(main())
+async def test_the_hook_may_answer_with_an_application() -> None:
+    app = limited(limits="1/minute", on_refused=lambda scope, refusal: hello)
+    await call(app, scope_of())
+    assert await call(app, scope_of()) == HELLO
 
 
-def test_messages_count_over_all_connections_of_a_client() -> None:
-    async def main() -> None:
-        app = limited(echo, limits="100/minute", messages="3/minute")
-        await call(app, scope_of(kind="websocket"), [CONNECT, TEXT, GONE])
-        sent = await call(app, scope_of(kind="websocket"), [CONNECT, TEXT, TEXT, TEXT, TEXT])
-        assert [message["type"].partition(".")[2] for message in sent] == ["accept", "send", "send", "close"]
-        assert sent[-1]["reason"] == "Too many messages. Retry in 20 s."
+async def test_a_websocket_connection_counts_as_a_request() -> None:
+    app = limited(echo, limits="1/minute")
+    sent = await call(app, scope_of(kind="websocket"), [CONNECT, TEXT, GONE])
+    assert [message["type"] for message in sent] == ["websocket.accept", "websocket.send", "websocket.send"]
+    assert dict(sent[0]["headers"])[b"x-ratelimit-remaining"] == b"0"
+    (closed,) = await call(app, scope_of(kind="websocket"), [CONNECT])
+    assert (closed["type"], closed["code"]) == ("websocket.close", TRY_LATER)
+    scope = scope_of(kind="websocket", extensions={"websocket.http.response": {}})
+    start, body = await call(app, scope, [CONNECT])
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 429)
+    assert json.loads(body["body"])["status"] == 429
 
-    asyncio.run(main())
+
+async def test_messages_count_over_all_connections_of_a_client() -> None:
+    app = limited(echo, limits="100/minute", messages="3/minute")
+    await call(app, scope_of(kind="websocket"), [CONNECT, TEXT, GONE])
+    sent = await call(app, scope_of(kind="websocket"), [CONNECT, TEXT, TEXT, TEXT, TEXT])
+    assert [message["type"].partition(".")[2] for message in sent] == ["accept", "send", "send", "close"]
+    assert sent[-1]["reason"] == "Too many messages. Retry in 20 s."
 
 
-def test_messages_may_wait_for_their_turn() -> None:
-    async def main() -> None:
-        app = limited(echo, limits="100/minute", messages="100/s capacity 1", on_message="wait", clock=None)
-        sent = await call(app, scope_of(kind="websocket"), [CONNECT, TEXT, TEXT, TEXT, GONE])
-        assert [message["type"].partition(".")[2] for message in sent] == ["accept", "send", "send", "send", "send"]
-
-    asyncio.run(main())
+async def test_messages_may_wait_for_their_turn() -> None:
+    app = limited(echo, limits="100/minute", messages="100/s capacity 1", on_message="wait", clock=None)
+    sent = await call(app, scope_of(kind="websocket"), [CONNECT, TEXT, TEXT, TEXT, GONE])
+    assert [message["type"].partition(".")[2] for message in sent] == ["accept", "send", "send", "send", "send"]
 
 
 def test_a_mistake_is_told_at_once_or_where_starlette_makes_its_middleware_at_every_request() -> None:
@@ -237,7 +210,7 @@ def test_a_mistake_is_told_at_once_or_where_starlette_makes_its_middleware_at_ev
     ]
 
 
-def test_the_lifespan_passes_and_its_end_closes_what_was_opened() -> None:
+async def test_the_lifespan_passes_and_its_end_closes_what_was_opened() -> None:
     seen: list[str] = []
 
     async def starts(scope: Any, receive: Any, send: Any) -> None:
@@ -246,24 +219,18 @@ def test_the_lifespan_passes_and_its_end_closes_what_was_opened() -> None:
     def closed() -> None:
         seen.append("closed")
 
-    async def main() -> None:
-        app = limited(starts)
-        app.gate.decider.close = closed
-        assert await call(app, {"type": "lifespan"}) == []
-        assert seen == ["lifespan", "closed"]
-
-    asyncio.run(main())
+    app = limited(starts)
+    app.gate.decider.close = closed
+    assert await call(app, {"type": "lifespan"}) == []
+    assert seen == ["lifespan", "closed"]
 
 
-def test_a_gate_may_be_shared_and_reset() -> None:
-    async def main() -> None:
-        gate = AsyncGate({"limits": "1/minute"}, as_bytes)
-        first, second = (RateLimitMiddleware(hello, gate=gate) for _ in range(2))
-        assert [head(await call(app, scope_of()))[0] for app in (first, second)] == [200, 429]
-        await gate.reset("ip:203.0.113.9")
-        assert head(await call(second, scope_of()))[0] == 200
-
-    asyncio.run(main())
+async def test_a_gate_may_be_shared_and_reset() -> None:
+    gate = AsyncGate({"limits": "1/minute"}, as_bytes)
+    first, second = (RateLimitMiddleware(hello, gate=gate) for _ in range(2))
+    assert [head(await call(app, scope_of()))[0] for app in (first, second)] == [200, 429]
+    await gate.reset("ip:203.0.113.9")
+    assert head(await call(second, scope_of()))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -62,36 +62,33 @@ def test_calls_wait_for_their_turn_or_say_at_once_that_it_would_be_in_vain() -> 
         export()
 
 
-def test_coroutines_wait_without_blocking_and_exactly_as_many_pass() -> None:
-    async def main() -> None:
-        @limited("10/hour", cost=lambda weight: weight, otherwise=lambda weight: 0)
-        async def fetch(weight: int) -> int:
-            await asyncio.sleep(0)
-            return weight
+async def test_coroutines_wait_without_blocking_and_exactly_as_many_pass() -> None:
+    @limited("10/hour", cost=lambda weight: weight, otherwise=lambda weight: 0)
+    async def fetch(weight: int) -> int:
+        await asyncio.sleep(0)
+        return weight
 
-        assert sum(await asyncio.gather(*[fetch(2) for _ in range(50)])) == 10
+    assert sum(await asyncio.gather(*[fetch(2) for _ in range(50)])) == 10
 
-        @limited("1/s", otherwise="wait", clock=(clock := ManualClock()))
-        async def slow() -> int:
-            return clock.now()
+    @limited("1/s", otherwise="wait", clock=(clock := ManualClock()))
+    async def slow() -> int:
+        return clock.now()
 
-        began = await slow()
-        task = asyncio.create_task(slow())
-        while not task.done():
-            await asyncio.sleep(0)
-            clock.advance(0.1)
-        assert await task - began >= 1_000_000
+    began = await slow()
+    task = asyncio.create_task(slow())
+    while not task.done():
+        await asyncio.sleep(0)
+        clock.advance(0.1)
+    assert await task - began >= 1_000_000
 
-        async def other() -> str:
-            return "other"
+    async def other() -> str:
+        return "other"
 
-        @limited("1/hour", otherwise=other)
-        async def first() -> str:
-            return "first"
+    @limited("1/hour", otherwise=other)
+    async def first() -> str:
+        return "first"
 
-        assert [await first(), await first()] == ["first", "other"]
-
-    asyncio.run(main())
+    assert [await first(), await first()] == ["first", "other"]
 
 
 def test_a_queue_spaces_calls() -> None:
@@ -174,7 +171,7 @@ def test_a_call_that_is_refused_has_its_key_and_mentions_the_function() -> None:
     assert "send" in caught.value.__notes__[0]
 
 
-def test_what_is_left_of_an_asynchronous_generator_is_closed() -> None:
+async def test_what_is_left_of_an_asynchronous_generator_is_closed() -> None:
     closed: list[int] = []
 
     async def fallback() -> AsyncIterator[str]:
@@ -188,15 +185,12 @@ def test_what_is_left_of_an_asynchronous_generator_is_closed() -> None:
         finally:
             closed.append(1)
 
-    async def first() -> None:
-        found = items()
-        assert await anext(aiter(found)) == 1
-        await found.aclose()  # type: ignore[attr-defined]
-        assert closed == [1]
-        instead: list[Any] = [each async for each in items()]
-        assert instead == ["instead"]
-
-    asyncio.run(first())
+    found = items()
+    assert await anext(aiter(found)) == 1
+    await found.aclose()  # type: ignore[attr-defined]
+    assert closed == [1]
+    instead: list[Any] = [each async for each in items()]
+    assert instead == ["instead"]
 
 
 def test_rules_and_names_decide_what_is_shared() -> None:

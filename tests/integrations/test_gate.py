@@ -527,15 +527,12 @@ async def entered_async(found: AsyncGate, **request: Any) -> bool:
 
 
 @pytest.mark.parametrize("store", ["memory", MemoryStore()], ids=["address", "store"])
-def test_in_an_event_loop_exactly_as_many_pass_as_the_limit_says(store: Any) -> None:
-    async def main() -> None:
-        found = AsyncGate(GateSettings(limits="25/hour", store=store, key=a_key))
-        assert sum(await asyncio.gather(*[entered_async(found, user="ada") for _ in range(200)])) == 25
-        await found.reset("ada")
-        assert await entered_async(found, user="ada")
-        await found.close()
-
-    asyncio.run(main())
+async def test_in_an_event_loop_exactly_as_many_pass_as_the_limit_says(store: Any) -> None:
+    found = AsyncGate(GateSettings(limits="25/hour", store=store, key=a_key))
+    assert sum(await asyncio.gather(*[entered_async(found, user="ada") for _ in range(200)])) == 25
+    await found.reset("ada")
+    assert await entered_async(found, user="ada")
+    await found.close()
 
 
 def test_threads_let_exactly_as_many_pass_as_the_limit_says() -> None:

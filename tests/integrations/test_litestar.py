@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -153,20 +152,17 @@ def test_a_websocket_is_refused_by_the_response_that_on_refused_returns() -> Non
         assert (refused.value.status_code, list(refused.value.json())) == (421, ["of"])
 
 
-def test_a_refusal_of_head_has_the_fields_alone() -> None:
+async def test_a_refusal_of_head_has_the_fields_alone() -> None:
     @head("/usual")
     async def fields_alone() -> None:
         pass
 
-    async def main() -> None:
-        app = Litestar([usual, fields_alone], plugins=[RateLimitPlugin(limits="1/minute", clock=ManualClock())])
-        await clients.call(app, clients.scope_of("/usual"))
-        told, problem = await clients.call(app, clients.scope_of("/usual"))
-        refused, nothing = await clients.call(app, clients.scope_of("/usual", method="HEAD"))
-        assert refused == told
-        assert (problem["body"] != b"", nothing["body"]) == (True, b"")
-
-    asyncio.run(main())
+    app = Litestar([usual, fields_alone], plugins=[RateLimitPlugin(limits="1/minute", clock=ManualClock())])
+    await clients.call(app, clients.scope_of("/usual"))
+    told, problem = await clients.call(app, clients.scope_of("/usual"))
+    refused, nothing = await clients.call(app, clients.scope_of("/usual", method="HEAD"))
+    assert refused == told
+    assert (problem["body"] != b"", nothing["body"]) == (True, b"")
 
 
 def test_guards_work_under_the_middleware_of_asgi_which_counts_what_is_not_found() -> None:

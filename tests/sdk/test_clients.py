@@ -95,33 +95,26 @@ def test_checks_of_threads_travel_together_and_one_alone_is_sent_at_once(found: 
 
 
 @TRANSPORTS
-def test_a_burst_that_keeps_its_process_busy_is_decided_by_the_service(found: Service, scheme: str) -> None:
-    async def run() -> None:
-        async with AsyncClient(address(found, scheme), timeout=0.3) as client:
+async def test_a_burst_that_keeps_its_process_busy_is_decided_by_the_service(found: Service, scheme: str) -> None:
+    async with AsyncClient(address(found, scheme), timeout=0.3) as client:
 
-            async def work() -> str:
-                ruling = await client.check(ORDER)
-                time.sleep(0.0015)  # noqa: ASYNC251  what a caller does with its answer
-                return ruling.degraded
+        async def work() -> str:
+            ruling = await client.check(ORDER)
+            time.sleep(0.0015)  # noqa: ASYNC251  what a caller does with its answer
+            return ruling.degraded
 
-            assert await asyncio.gather(*[work() for _ in range(1000)]) == [""] * 1000
-            assert client.statistics()[address(found, scheme)].openings == 0
-
-    asyncio.run(run())
+        assert await asyncio.gather(*[work() for _ in range(1000)]) == [""] * 1000
+        assert client.statistics()[address(found, scheme)].openings == 0
 
 
-def test_checks_for_which_there_is_no_room_say_so_and_are_no_failure(
+async def test_checks_for_which_there_is_no_room_say_so_and_are_no_failure(
     found: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "LONGEST_QUEUE", 10)
-
-    async def run() -> None:
-        async with AsyncClient(address(found, "http"), timeout=30) as client:
-            rulings = await asyncio.gather(*[client.check(ORDER) for _ in range(100)])
-            assert Counter(ruling.degraded for ruling in rulings) == {"": 10, "overloaded": 90}
-            assert client.statistics()[address(found, "http")].failures == 0
-
-    asyncio.run(run())
+    async with AsyncClient(address(found, "http"), timeout=30) as client:
+        rulings = await asyncio.gather(*[client.check(ORDER) for _ in range(100)])
+        assert Counter(ruling.degraded for ruling in rulings) == {"": 10, "overloaded": 90}
+        assert client.statistics()[address(found, "http")].failures == 0
 
 
 @TRANSPORTS

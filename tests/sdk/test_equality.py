@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -287,21 +286,18 @@ def test_a_request_alone_is_not_enough_for_a_refund(pair: Pair) -> None:
         pair.client.refund(Request({"user": "u"}))
 
 
-def test_callers_in_an_event_loop_are_told_the_same(pair: Pair) -> None:
-    async def ask() -> None:
-        request = Request({"user": "lovelace", "ip": "203.0.113.77"}, "/orders/3", "POST")
-        async with AsyncClient(pair.address, clock=pair.clock, timeout=600) as client:
-            for verb in ("check", "peek", "explain", "reset", "check", "reset_all"):
-                theirs = comparable(await getattr(client, verb)(request))
-                assert theirs == comparable(getattr(pair.engine, verb)(request)), verb
-            assert await client.is_passed("zz", "orders") == pair.engine.is_passed("zz", "orders")
-            ruling = await client.check_once(request, "k")
-            assert comparable(ruling) == comparable(pair.engine.check_once(request, "k"))
-            refunded = await client.refund(ruling)
-            assert refunded.decision is not None
-            pair.engine.refund(request)
-            assert client.policy.ruleset == pair.engine.policy.ruleset
-            assert len(await client.check_batch([request, request])) == 2
-            pair.engine.check_batch([request, request])
-
-    asyncio.run(ask())
+async def test_callers_in_an_event_loop_are_told_the_same(pair: Pair) -> None:
+    request = Request({"user": "lovelace", "ip": "203.0.113.77"}, "/orders/3", "POST")
+    async with AsyncClient(pair.address, clock=pair.clock, timeout=600) as client:
+        for verb in ("check", "peek", "explain", "reset", "check", "reset_all"):
+            theirs = comparable(await getattr(client, verb)(request))
+            assert theirs == comparable(getattr(pair.engine, verb)(request)), verb
+        assert await client.is_passed("zz", "orders") == pair.engine.is_passed("zz", "orders")
+        ruling = await client.check_once(request, "k")
+        assert comparable(ruling) == comparable(pair.engine.check_once(request, "k"))
+        refunded = await client.refund(ruling)
+        assert refunded.decision is not None
+        pair.engine.refund(request)
+        assert client.policy.ruleset == pair.engine.policy.ruleset
+        assert len(await client.check_batch([request, request])) == 2
+        pair.engine.check_batch([request, request])

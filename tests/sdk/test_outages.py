@@ -388,23 +388,20 @@ def remaining(ruling: Ruling) -> int:
 
 
 @TRANSPORTS
-def test_a_caller_that_is_cancelled_disturbs_nobody(scheme: str) -> None:
-    async def ask() -> None:
-        with listening(RULES) as found, proxy(port_of(found, scheme)) as between:
-            async with AsyncClient(f"{scheme}://127.0.0.1:{between.port}", timeout=30) as client:
-                await client.check(ORDER)
-                between.open.clear()
-                asked = [asyncio.create_task(client.check(ORDER)) for _ in range(20)]
-                await asyncio.sleep(0)
-                for task in asked[::2]:
-                    task.cancel()
-                between.open.set()
-                told = await asyncio.gather(*asked, return_exceptions=True)
-                assert [type(each) for each in told] == [asyncio.CancelledError, Ruling] * 10
-                assert all(is_by_service(each) for each in told if isinstance(each, Ruling))
-                assert is_by_service(await client.check(ORDER))
-
-    asyncio.run(ask())
+async def test_a_caller_that_is_cancelled_disturbs_nobody(scheme: str) -> None:
+    with listening(RULES) as found, proxy(port_of(found, scheme)) as between:
+        async with AsyncClient(f"{scheme}://127.0.0.1:{between.port}", timeout=30) as client:
+            await client.check(ORDER)
+            between.open.clear()
+            asked = [asyncio.create_task(client.check(ORDER)) for _ in range(20)]
+            await asyncio.sleep(0)
+            for task in asked[::2]:
+                task.cancel()
+            between.open.set()
+            told = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(each) for each in told] == [asyncio.CancelledError, Ruling] * 10
+            assert all(is_by_service(each) for each in told if isinstance(each, Ruling))
+            assert is_by_service(await client.check(ORDER))
 
 
 def test_a_client_in_an_event_loop_answers_while_the_service_hangs_and_after() -> None:

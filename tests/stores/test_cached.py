@@ -245,7 +245,7 @@ def test_a_peek_that_was_under_way_meanwhile_is_not_repeated() -> None:
     assert subject.asked() == ["peek", "check", "peek"]
 
 
-def test_a_cancelled_check_is_seen() -> None:
+async def test_a_cancelled_check_is_seen() -> None:
     class Hanging(AsyncMemoryStore):
         async def run(self, call: Call) -> Decision:
             decision = await super().run(call)
@@ -253,18 +253,15 @@ def test_a_cancelled_check_is_seen() -> None:
                 await asyncio.Event().wait()
             return decision
 
-    async def story() -> None:
-        store = AsyncCachedStore(Hanging(MemoryStore(clock=ManualClock())))
-        plan = Family("test", [TEN]).plan("user")
-        assert (await store.run(Call(Verb.PEEK, plan))).remaining == 10
-        task = asyncio.create_task(store.run(Call(Verb.CHECK, plan)))
-        await asyncio.sleep(0)
-        assert (await store.run(Call(Verb.PEEK, plan))).remaining == 10  # as long as it is under way
-        task.cancel()
-        await asyncio.wait([task])
-        assert (await store.run(Call(Verb.PEEK, plan))).remaining == 9
-
-    asyncio.run(story())
+    store = AsyncCachedStore(Hanging(MemoryStore(clock=ManualClock())))
+    plan = Family("test", [TEN]).plan("user")
+    assert (await store.run(Call(Verb.PEEK, plan))).remaining == 10
+    task = asyncio.create_task(store.run(Call(Verb.CHECK, plan)))
+    await asyncio.sleep(0)
+    assert (await store.run(Call(Verb.PEEK, plan))).remaining == 10  # as long as it is under way
+    task.cancel()
+    await asyncio.wait([task])
+    assert (await store.run(Call(Verb.PEEK, plan))).remaining == 9
 
 
 def test_peeks_are_bounded_and_the_oldest_go_first(make: Callable[..., Subject]) -> None:
@@ -684,18 +681,14 @@ def test_refuses_what_is_no_store_or_of_the_other_colour() -> None:
         AsyncCachedStore(wrong)
 
 
-def test_limiters_take_it_as_their_store() -> None:
+async def test_limiters_take_it_as_their_store() -> None:
     clock = ManualClock()
     limiter = Limiter("2/hour", store=CachedStore(MemoryStore(clock=clock), denials=3600))
     assert [limiter.check("user").allowed for _ in range(4)] == [True, True, False, False]
     limiter.refund("user")
     assert limiter.check("user")
-
-    async def story() -> None:
-        store = AsyncCachedStore(AsyncMemoryStore(MemoryStore(clock=clock)), denials=3600)
-        async with AsyncLimiter("2/hour", store=store) as limiter:
-            assert [(await limiter.check("user")).allowed for _ in range(4)] == [True, True, False, False]
-            await limiter.reset("user")
-            assert await limiter.check("user")
-
-    asyncio.run(story())
+    store = AsyncCachedStore(AsyncMemoryStore(MemoryStore(clock=clock)), denials=3600)
+    async with AsyncLimiter("2/hour", store=store) as in_a_loop:
+        assert [(await in_a_loop.check("user")).allowed for _ in range(4)] == [True, True, False, False]
+        await in_a_loop.reset("user")
+        assert await in_a_loop.check("user")

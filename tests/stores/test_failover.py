@@ -501,7 +501,7 @@ def test_servers_that_left_are_forgotten_and_their_outages_are_not(make: Callabl
     assert circuits_of(subject) == {}
 
 
-def test_a_cancelled_probe_leaves_the_way_to_another() -> None:
+async def test_a_cancelled_probe_leaves_the_way_to_another() -> None:
     """While it was under way others were answered at once; it says nothing about the store."""
     clock = ManualClock()
 
@@ -515,28 +515,25 @@ def test_a_cancelled_probe_leaves_the_way_to_another() -> None:
                 await asyncio.Event().wait()
             return await super().run(call)
 
-    async def story() -> None:
-        inner = Hanging(MemoryStore(clock=clock))
-        store = AsyncFailoverStore(inner)
-        plan = Family("test", [TEN]).plan("user")
-        for _ in range(5):
-            await store.run(Call(Verb.CHECK, plan))
-        inner.fault = "hang"
-        clock.advance(2)
-        probe = asyncio.create_task(store.run(Call(Verb.CHECK, plan)))
-        await asyncio.sleep(0)
-        assert store.statistics().breakers[""].state is Circuit.HALF_OPEN
-        assert (await store.run(Call(Verb.CHECK, plan))).degraded == UNASKED
-        probe.cancel()
-        await asyncio.wait([probe])
-        assert probe.cancelled()
-        inner.fault = ""
-        assert (await store.run(Call(Verb.CHECK, plan))).degraded == UNASKED
-        clock.advance(2)
-        assert (await store.run(Call(Verb.CHECK, plan))).degraded == ""
-        assert store.statistics().recoveries == 1
-
-    asyncio.run(story())
+    inner = Hanging(MemoryStore(clock=clock))
+    store = AsyncFailoverStore(inner)
+    plan = Family("test", [TEN]).plan("user")
+    for _ in range(5):
+        await store.run(Call(Verb.CHECK, plan))
+    inner.fault = "hang"
+    clock.advance(2)
+    probe = asyncio.create_task(store.run(Call(Verb.CHECK, plan)))
+    await asyncio.sleep(0)
+    assert store.statistics().breakers[""].state is Circuit.HALF_OPEN
+    assert (await store.run(Call(Verb.CHECK, plan))).degraded == UNASKED
+    probe.cancel()
+    await asyncio.wait([probe])
+    assert probe.cancelled()
+    inner.fault = ""
+    assert (await store.run(Call(Verb.CHECK, plan))).degraded == UNASKED
+    clock.advance(2)
+    assert (await store.run(Call(Verb.CHECK, plan))).degraded == ""
+    assert store.statistics().recoveries == 1
 
 
 # The modes
@@ -841,14 +838,10 @@ def test_refuses_what_is_no_store_or_of_the_other_colour() -> None:
         AsyncFailoverStore(wrong)
 
 
-def test_limiters_take_it_as_their_store() -> None:
+async def test_limiters_take_it_as_their_store() -> None:
     clock = ManualClock()
     limiter = Limiter("2/hour", store=FailoverStore(open_store("memory", clock=clock)))
     assert [limiter.check("user").allowed for _ in range(3)] == [True, True, False]
-
-    async def story() -> None:
-        store = AsyncFailoverStore(AsyncMemoryStore(MemoryStore(clock=clock)))
-        async with AsyncLimiter("2/hour", store=store) as limiter:
-            assert [(await limiter.check("user")).allowed for _ in range(3)] == [True, True, False]
-
-    asyncio.run(story())
+    store = AsyncFailoverStore(AsyncMemoryStore(MemoryStore(clock=clock)))
+    async with AsyncLimiter("2/hour", store=store) as in_a_loop:
+        assert [(await in_a_loop.check("user")).allowed for _ in range(3)] == [True, True, False]

@@ -168,23 +168,20 @@ def test_a_process_whose_clock_was_set_back_goes_on_to_be_counted(server: RedisS
         assert fleet.admitted() == [34, 34, 34]
 
 
-def test_limiters_in_an_event_loop_are_counted_too(server: RedisServer) -> None:
-    async def run() -> None:
-        clock = ManualClock()
-        limiters = [AsyncLimiter("100/day", store=server.address, clock=clock) for _ in range(3)]
-        others = AsyncLimiter("100/day", name="other", store=server.address, clock=clock)
-        for _ in range(2):
-            clock.advance(BEAT)
-            for each in (*limiters, others):
-                await each.check("ada")
-                beats = asyncio.all_tasks() - {asyncio.current_task()}
-                await asyncio.gather(*[task for task in beats if task is not None and "_beat" in repr(task)])
-        server.stop()
-        assert [(await each.check("bob")).limit for each in (*limiters, others)] == [34, 34, 34, 100]
+async def test_limiters_in_an_event_loop_are_counted_too(server: RedisServer) -> None:
+    clock = ManualClock()
+    limiters = [AsyncLimiter("100/day", store=server.address, clock=clock) for _ in range(3)]
+    others = AsyncLimiter("100/day", name="other", store=server.address, clock=clock)
+    for _ in range(2):
+        clock.advance(BEAT)
         for each in (*limiters, others):
-            await each.close()
-
-    asyncio.run(run())
+            await each.check("ada")
+            beats = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*[task for task in beats if task is not None and "_beat" in repr(task)])
+    server.stop()
+    assert [(await each.check("bob")).limit for each in (*limiters, others)] == [34, 34, 34, 100]
+    for each in (*limiters, others):
+        await each.close()
 
 
 def test_what_takes_nothing_and_what_has_a_number_writes_nothing(server: RedisServer) -> None:

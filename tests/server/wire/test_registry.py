@@ -75,17 +75,14 @@ def test_the_date_goes_on() -> None:
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
-def test_there_is_room_for_so_many() -> None:
-    async def run() -> None:
-        registry = ConnectionRegistry(WireLimits(connections=1), None, asyncio.get_running_loop())
-        first, second = Connected(registry), Connected(registry)
-        assert registry.add(first)
-        assert not registry.add(second)
-        registry.remove(first)
-        assert registry.add(second)
-        registry.close()
-
-    asyncio.run(run())
+async def test_there_is_room_for_so_many() -> None:
+    registry = ConnectionRegistry(WireLimits(connections=1), None, asyncio.get_running_loop())
+    first, second = Connected(registry), Connected(registry)
+    assert registry.add(first)
+    assert not registry.add(second)
+    registry.remove(first)
+    assert registry.add(second)
+    registry.close()
 
 
 def test_those_that_hold_the_most_memory_are_closed_when_there_is_too_little_for_all(

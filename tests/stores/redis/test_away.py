@@ -113,15 +113,11 @@ def test_who_waited_in_vain_does_not_keep_others_from_the_server(server: RedisSe
         asyncio.run(run(between))
 
 
-def test_ready_opens_every_connection(server: RedisServer) -> None:
+async def test_ready_opens_every_connection(server: RedisServer) -> None:
     """So that a service has them before its first request."""
-
-    async def run() -> None:
-        store = AsyncRedisStore(parse(f"{server.address}&connections=5"))
-        await store.ready()
-        batcher = store._connections.of(asyncio.get_running_loop())
-        assert isinstance(batcher, Batcher)
-        assert [connection.is_open for connection in batcher.connections] == [True] * 5
-        await store.close()
-
-    asyncio.run(run())
+    store = AsyncRedisStore(parse(f"{server.address}&connections=5"))
+    await store.ready()
+    batcher = store._connections.of(asyncio.get_running_loop())
+    assert isinstance(batcher, Batcher)
+    assert [connection.is_open for connection in batcher.connections] == [True] * 5
+    await store.close()

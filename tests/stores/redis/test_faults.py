@@ -488,7 +488,7 @@ def impostor(reply: Callable[[socket.socket], object]) -> Iterator[int]:
 class TestTheCallers:
     """What callers do to the store of an event loop."""
 
-    def test_cancelled_at_random_they_disturb_nobody(self, server: RedisServer) -> None:
+    async def test_cancelled_at_random_they_disturb_nobody(self, server: RedisServer) -> None:
         told, chance = Told(64), random.Random(7)
 
         async def ask(store: AsyncRedisStore, number: int) -> int:
@@ -499,25 +499,22 @@ class TestTheCallers:
                 right += 1
             return right
 
-        async def run() -> None:
-            store = AsyncRedisStore(parse(server.address))
-            victims = [asyncio.create_task(ask(store, number)) for number in range(32)]
-            others = [asyncio.create_task(ask(store, number)) for number in range(32, 64)]
-            for victim in chance.sample(victims, len(victims)):
-                for _ in range(chance.randrange(4)):
-                    await asyncio.sleep(0)
-                victim.cancel()
-            assert await asyncio.gather(*others) == [60] * 32
-            ended = await asyncio.gather(*victims, return_exceptions=True)
-            assert any(isinstance(each, asyncio.CancelledError) for each in ended)
-            assert all(each == 60 or isinstance(each, asyncio.CancelledError) for each in ended)
-            assert (await store.run(Call(Verb.PEEK, told.plans[5]))).remaining == 1005
-            assert_clean(store)
-            await store.close()
+        store = AsyncRedisStore(parse(server.address))
+        victims = [asyncio.create_task(ask(store, number)) for number in range(32)]
+        others = [asyncio.create_task(ask(store, number)) for number in range(32, 64)]
+        for victim in chance.sample(victims, len(victims)):
+            for _ in range(chance.randrange(4)):
+                await asyncio.sleep(0)
+            victim.cancel()
+        assert await asyncio.gather(*others) == [60] * 32
+        ended = await asyncio.gather(*victims, return_exceptions=True)
+        assert any(isinstance(each, asyncio.CancelledError) for each in ended)
+        assert all(each == 60 or isinstance(each, asyncio.CancelledError) for each in ended)
+        assert (await store.run(Call(Verb.PEEK, told.plans[5]))).remaining == 1005
+        assert_clean(store)
+        await store.close()
 
-        asyncio.run(run())
-
-    def test_a_failing_task_group_disturbs_nobody(self, server: RedisServer) -> None:
+    async def test_a_failing_task_group_disturbs_nobody(self, server: RedisServer) -> None:
         told = Told()
 
         async def fail(store: AsyncRedisStore) -> None:
@@ -530,30 +527,23 @@ class TestTheCallers:
                 for plan in told.plans * 4:
                     group.create_task(store.run(Call(Verb.PEEK, plan)))
 
-        async def run() -> None:
-            store = AsyncRedisStore(parse(server.address))
-            for _ in range(20):
-                with pytest.raises(ExceptionGroup):
-                    await ask_together(store)
-                answers = await asyncio.gather(*(store.run(Call(Verb.PEEK, plan)) for plan in told.plans))
-                assert [answer.remaining for answer in answers] == [1000 + number for number in range(16)]
-            assert_clean(store)
-            await store.close()
+        store = AsyncRedisStore(parse(server.address))
+        for _ in range(20):
+            with pytest.raises(ExceptionGroup):
+                await ask_together(store)
+            answers = await asyncio.gather(*(store.run(Call(Verb.PEEK, plan)) for plan in told.plans))
+            assert [answer.remaining for answer in answers] == [1000 + number for number in range(16)]
+        assert_clean(store)
+        await store.close()
 
-        asyncio.run(run())
-
-    def test_cancelled_before_it_was_sent_a_question_takes_nothing(self, server: RedisServer) -> None:
+    async def test_cancelled_before_it_was_sent_a_question_takes_nothing(self, server: RedisServer) -> None:
         plan = a_plan()
-
-        async def run() -> None:
-            store = AsyncRedisStore(parse(server.address))
-            asking = asyncio.create_task(store.run(Call(Verb.CHECK, plan)))
-            await asyncio.sleep(0)
-            asking.cancel()
-            assert (await store.run(Call(Verb.PEEK, plan))).remaining == 100
-            await store.close()
-
-        asyncio.run(run())
+        store = AsyncRedisStore(parse(server.address))
+        asking = asyncio.create_task(store.run(Call(Verb.CHECK, plan)))
+        await asyncio.sleep(0)
+        asking.cancel()
+        assert (await store.run(Call(Verb.PEEK, plan))).remaining == 100
+        await store.close()
 
     def test_too_many_are_turned_away_at_once(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(batching, "LONGEST_QUEUE", 10)
@@ -585,36 +575,32 @@ class TestTheCallers:
         assert eventually(lambda: store.run(Call(Verb.CHECK, plan)))
         store.close()
 
-    def test_a_fresh_question_is_not_given_up_with_a_late_one(self, between: Proxy) -> None:
+    async def test_a_fresh_question_is_not_given_up_with_a_late_one(self, between: Proxy) -> None:
         """A batch has calls of different ages: each has its own deadline."""
         told = Told()
-
-        async def run() -> None:
-            store = AsyncRedisStore(parse(between.address(f"{PATIENT}&connections=1")))
-            await store.run(Call(Verb.PEEK, told.plans[0]))
-            between.open.clear()
-            first = asyncio.ensure_future(store.within(0.2).run(Call(Verb.PEEK, told.plans[1])))
-            for _ in range(3):
-                await asyncio.sleep(0)
-            connection = batcher_of(store).connections[0]
-            pending = connection.batch[0]
-            second: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-            # The same batch as if it had a second caller, who came much later.
-            connection.batch.append(Pending(pending.query, second, pending.since, pending.deadline + GIVE_UP))
-            with pytest.raises(OutcomeUnknown):
-                await first
-            assert connection.is_open
-            assert not second.done()
-            connection.batch.pop()
-            connection._look_at = connection._sent_at = 0  # as if its time had come
-            connection._late()
-            assert pending.answer.done()
-            assert not connection.is_open
-            between.open.set()
-            assert (await store.run(Call(Verb.PEEK, told.plans[2]))).remaining == 1002
-            await store.close()
-
-        asyncio.run(run())
+        store = AsyncRedisStore(parse(between.address(f"{PATIENT}&connections=1")))
+        await store.run(Call(Verb.PEEK, told.plans[0]))
+        between.open.clear()
+        first = asyncio.ensure_future(store.within(0.2).run(Call(Verb.PEEK, told.plans[1])))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        connection = batcher_of(store).connections[0]
+        pending = connection.batch[0]
+        second: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        # The same batch as if it had a second caller, who came much later.
+        connection.batch.append(Pending(pending.query, second, pending.since, pending.deadline + GIVE_UP))
+        with pytest.raises(OutcomeUnknown):
+            await first
+        assert connection.is_open
+        assert not second.done()
+        connection.batch.pop()
+        connection._look_at = connection._sent_at = 0  # as if its time had come
+        connection._late()
+        assert pending.answer.done()
+        assert not connection.is_open
+        between.open.set()
+        assert (await store.run(Call(Verb.PEEK, told.plans[2]))).remaining == 1002
+        await store.close()
 
     def test_a_store_serves_one_event_loop_after_another(self, server: RedisServer) -> None:
         store, plan = AsyncRedisStore(parse(server.address)), a_plan()
@@ -693,19 +679,16 @@ class TestTheCallers:
 
         asyncio.run(run())
 
-    def test_a_thousand_failures_later_it_still_tries(self, own: RedisServer) -> None:
-        async def run() -> None:
-            store = AsyncRedisStore(parse(own.address))
-            assert await store.run(Call(Verb.CHECK, a_plan()))
-            for connection in batcher_of(store).connections:
-                for _ in range(2000):
-                    connection._failed(StoreUnavailable("again"))
-                assert connection._retry_at - asyncio.get_running_loop().time() <= LONGEST_PAUSE
-                connection._retry_at = 0
-            assert await store.run(Call(Verb.CHECK, a_plan()))
-            await store.close()
-
-        asyncio.run(run())
+    async def test_a_thousand_failures_later_it_still_tries(self, own: RedisServer) -> None:
+        store = AsyncRedisStore(parse(own.address))
+        assert await store.run(Call(Verb.CHECK, a_plan()))
+        for connection in batcher_of(store).connections:
+            for _ in range(2000):
+                connection._failed(StoreUnavailable("again"))
+            assert connection._retry_at - asyncio.get_running_loop().time() <= LONGEST_PAUSE
+            connection._retry_at = 0
+        assert await store.run(Call(Verb.CHECK, a_plan()))
+        await store.close()
 
     def test_a_forked_child_has_connections_and_locks_of_its_own(self, server: RedisServer) -> None:
         store, told = RedisStore(parse(f"{server.address}&connections=1")), Told()

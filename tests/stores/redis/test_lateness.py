@@ -92,22 +92,19 @@ def test_the_last_looks_are_part_of_the_time_that_a_caller_gives(own: RedisServe
         runner.run(run())
 
 
-def test_questions_that_are_late_together_are_one_failure(own: RedisServer) -> None:
-    async def run() -> None:
-        inner = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=1&connections=1"))
-        store = AsyncFailoverStore(inner)
-        try:
-            await until_open(inner)
-            own.send(signal.SIGSTOP)
-            decisions = await asyncio.gather(*[store.run(Call(Verb.CHECK, FAMILY.plan("ada"))) for _ in range(50)])
-            assert {decision.degraded for decision in decisions} <= {*Reason}
-            assert all(decision.degraded for decision in decisions)
-            assert store.statistics().openings == 0, "one batch was lost, and those who waited for it"
-        finally:
-            own.send(signal.SIGCONT)
-            await store.close()
-
-    asyncio.run(run())
+async def test_questions_that_are_late_together_are_one_failure(own: RedisServer) -> None:
+    inner = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=1&connections=1"))
+    store = AsyncFailoverStore(inner)
+    try:
+        await until_open(inner)
+        own.send(signal.SIGSTOP)
+        decisions = await asyncio.gather(*[store.run(Call(Verb.CHECK, FAMILY.plan("ada"))) for _ in range(50)])
+        assert {decision.degraded for decision in decisions} <= {*Reason}
+        assert all(decision.degraded for decision in decisions)
+        assert store.statistics().openings == 0, "one batch was lost, and those who waited for it"
+    finally:
+        own.send(signal.SIGCONT)
+        await store.close()
 
 
 async def until_open(store: AsyncRedisStore) -> None:
@@ -143,7 +140,7 @@ async def hurried(own: RedisServer) -> AsyncIterator[tuple[AsyncFailoverStore, P
 
 
 @pytest.mark.parametrize("shadow", [False, True], ids=["enforced", "shadow alone"])
-def test_what_a_late_answer_said_is_known_to_the_next_decision(own: RedisServer, *, shadow: bool) -> None:
+async def test_what_a_late_answer_said_is_known_to_the_next_decision(own: RedisServer, *, shadow: bool) -> None:
     plan = TEN.plan("ada")
     call = Call(Verb.CHECK, (), shadow=(plan,)) if shadow else Call(Verb.CHECK, plan)
 
@@ -151,27 +148,22 @@ def test_what_a_late_answer_said_is_known_to_the_next_decision(own: RedisServer,
         decision = await store.run(call)
         return decision.shadow[0] if shadow else decision
 
-    async def run() -> None:
-        async with hurried(own) as (store, between):
-            assert (await asked(store.within(60))).remaining == 9
-            with closing(open_store(own.address)) as other:
-                assert other.run(Call(Verb.CHECK, plan, 8)).remaining == 1
-            between.open.clear()
-            decision = await asked(store)
-            assert (decision.allowed, decision.degraded) == (True, Reason.OUTCOME_UNKNOWN), (
-                "9 were left, as far as known"
-            )
-            between.open.set()
-            await until_late(store, 1)
-            between.open.clear()
-            decision = await asked(store)
-            assert (decision.allowed, decision.degraded) == (False, Reason.OUTCOME_UNKNOWN), "and now none is"
-            between.open.set()
-            await until_late(store, 2)
-            decision = await asked(store.within(60))
-            assert decision.degraded == "", "the connection is the same, and in step"
-
-    asyncio.run(run())
+    async with hurried(own) as (store, between):
+        assert (await asked(store.within(60))).remaining == 9
+        with closing(open_store(own.address)) as other:
+            assert other.run(Call(Verb.CHECK, plan, 8)).remaining == 1
+        between.open.clear()
+        decision = await asked(store)
+        assert (decision.allowed, decision.degraded) == (True, Reason.OUTCOME_UNKNOWN), "9 were left, as far as known"
+        between.open.set()
+        await until_late(store, 1)
+        between.open.clear()
+        decision = await asked(store)
+        assert (decision.allowed, decision.degraded) == (False, Reason.OUTCOME_UNKNOWN), "and now none is"
+        between.open.set()
+        await until_late(store, 2)
+        decision = await asked(store.within(60))
+        assert decision.degraded == "", "the connection is the same, and in step"
 
 
 def test_late_answers_are_counted_apart_from_outages_and_logged_once_in_a_while(
@@ -195,37 +187,30 @@ def test_late_answers_are_counted_apart_from_outages_and_logged_once_in_a_while(
     assert len(caplog.messages) == 1
 
 
-def test_a_limit_holds_though_many_answers_are_late(own: RedisServer) -> None:
+async def test_a_limit_holds_though_many_answers_are_late(own: RedisServer) -> None:
     """The one node there is knows what is left, from the store or by itself: no more than the limit passes."""
-
-    async def run() -> None:
-        async with hurried(own) as (store, between):
-            admitted, late = 0, 0
-            for number in range(40):
-                is_held = number % 3 == 2
-                if is_held:
-                    between.open.clear()
-                admitted += bool(await store.run(Call(Verb.CHECK, TEN.plan("ada"))))
-                if is_held:
-                    between.open.set()
-                    late += 1
-                    await until_late(store, late)
-            assert admitted == 10
-
-    asyncio.run(run())
+    async with hurried(own) as (store, between):
+        admitted, late = 0, 0
+        for number in range(40):
+            is_held = number % 3 == 2
+            if is_held:
+                between.open.clear()
+            admitted += bool(await store.run(Call(Verb.CHECK, TEN.plan("ada"))))
+            if is_held:
+                between.open.set()
+                late += 1
+                await until_late(store, late)
+        assert admitted == 10
 
 
-def test_who_waits_longer_is_answered_though_others_on_the_same_connection_could_not(own: RedisServer) -> None:
-    async def run() -> None:
-        async with hurried(own) as (store, between):
-            patient = store.within(60)
-            between.open.clear()
-            waiting = asyncio.ensure_future(patient.run(Call(Verb.CHECK, TEN.plan("bob"))))
-            assert (await store.run(Call(Verb.CHECK, TEN.plan("ada")))).degraded
-            between.open.set()
-            assert (await waiting).degraded == ""
-
-    asyncio.run(run())
+async def test_who_waits_longer_is_answered_though_others_on_the_same_connection_could_not(own: RedisServer) -> None:
+    async with hurried(own) as (store, between):
+        patient = store.within(60)
+        between.open.clear()
+        waiting = asyncio.ensure_future(patient.run(Call(Verb.CHECK, TEN.plan("bob"))))
+        assert (await store.run(Call(Verb.CHECK, TEN.plan("ada")))).degraded
+        between.open.set()
+        assert (await waiting).degraded == ""
 
 
 @pytest.mark.parametrize("loops", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -252,22 +237,18 @@ def test_a_burst_that_keeps_this_process_busy_is_decided_by_the_server(own: Redi
         runner.run(run())
 
 
-def test_calls_for_which_there_is_no_room_say_so_and_are_no_failure(
+async def test_calls_for_which_there_is_no_room_say_so_and_are_no_failure(
     own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batching, "LONGEST_QUEUE", 10)
-
-    async def run() -> None:
-        inner = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=20"))
-        store = AsyncFailoverStore(inner)
-        try:
-            await until_open(inner)
-            decisions = await asyncio.gather(*[store.run(Call(Verb.CHECK, FAMILY.plan("ada"))) for _ in range(100)])
-            reasons = Counter(decision.degraded for decision in decisions)  # idle connections take some at once
-            assert reasons.keys() == {"", "overloaded"}
-            assert reasons["overloaded"] >= 80
-            assert store.statistics().breakers[""].failures == 0
-        finally:
-            await store.close()
-
-    asyncio.run(run())
+    inner = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=20"))
+    store = AsyncFailoverStore(inner)
+    try:
+        await until_open(inner)
+        decisions = await asyncio.gather(*[store.run(Call(Verb.CHECK, FAMILY.plan("ada"))) for _ in range(100)])
+        reasons = Counter(decision.degraded for decision in decisions)  # idle connections take some at once
+        assert reasons.keys() == {"", "overloaded"}
+        assert reasons["overloaded"] >= 80
+        assert store.statistics().breakers[""].failures == 0
+    finally:
+        await store.close()

@@ -142,23 +142,19 @@ async def until_ready(store: AsyncStore) -> None:
                 await asyncio.sleep(0.01)
 
 
-def test_a_lost_replica_does_not_open_the_circuit(sleepy: RedisServer) -> None:
+async def test_a_lost_replica_does_not_open_the_circuit(sleepy: RedisServer) -> None:
     """Nobody is asked instead of a store that decides: a limit that is used up stays so."""
-
-    async def run() -> None:
-        inner, plan = open_async_store(hurried(sleepy, "&replicas=1")), family(QUOTA).plan("many")
-        store = AsyncFailoverStore(inner)
-        try:
-            await until_ready(inner)
-            for _ in range(4):
-                decisions = await asyncio.gather(*[store.run(Call(Verb.CHECK, plan)) for _ in range(40)])
-                assert {decision.degraded for decision in decisions} == {"not_replicated"}
-            assert store.statistics().openings == 0
-            assert (await store.run(Call(Verb.PEEK, plan))).remaining == 0
-        finally:
-            await store.close()
-
-    asyncio.run(run())
+    inner, plan = open_async_store(hurried(sleepy, "&replicas=1")), family(QUOTA).plan("many")
+    store = AsyncFailoverStore(inner)
+    try:
+        await until_ready(inner)
+        for _ in range(4):
+            decisions = await asyncio.gather(*[store.run(Call(Verb.CHECK, plan)) for _ in range(40)])
+            assert {decision.degraded for decision in decisions} == {"not_replicated"}
+        assert store.statistics().openings == 0
+        assert (await store.run(Call(Verb.PEEK, plan))).remaining == 0
+    finally:
+        await store.close()
 
 
 def test_only_those_wait_whose_limits_demand_it(sleepy: RedisServer, opened: Open) -> None:
@@ -199,21 +195,18 @@ def test_a_shard_has_replicas_of_its_own(cluster: RedisCluster, opened: Open) ->
     assert store.run(Call(Verb.CHECK, everywhere)).degraded == ""
 
 
-def test_nobody_waits_behind_those_who_wait_for_replicas(sleepy: RedisServer) -> None:
-    async def run() -> None:
-        store = open_async_store(f"{sleepy.address.replace('timeout=5', 'timeout=60')}&connections=1")
-        durable, plan = family(DURABLE).plan("slow"), family(QUOTA).plan("quick")
-        try:
-            waiting = asyncio.ensure_future(store.run(Call(Verb.CHECK, durable)))
-            key = key_of(durable[0].space, durable[0].principal)
-            await asyncio.to_thread(until, lambda: sleepy.ask("EXISTS", key), "it is decided")
-            assert (await store.run(Call(Verb.CHECK, plan))).remaining == 4
-            assert not waiting.done()
-            waiting.cancel()
-        finally:
-            await store.close()
-
-    asyncio.run(run())
+async def test_nobody_waits_behind_those_who_wait_for_replicas(sleepy: RedisServer) -> None:
+    store = open_async_store(f"{sleepy.address.replace('timeout=5', 'timeout=60')}&connections=1")
+    durable, plan = family(DURABLE).plan("slow"), family(QUOTA).plan("quick")
+    try:
+        waiting = asyncio.ensure_future(store.run(Call(Verb.CHECK, durable)))
+        key = key_of(durable[0].space, durable[0].principal)
+        await asyncio.to_thread(until, lambda: sleepy.ask("EXISTS", key), "it is decided")
+        assert (await store.run(Call(Verb.CHECK, plan))).remaining == 4
+        assert not waiting.done()
+        waiting.cancel()
+    finally:
+        await store.close()
 
 
 RULES = """
@@ -366,23 +359,18 @@ def test_a_script_without_a_permission_leaves_nothing_half_done(
     assert server.immortal() == []
 
 
-def test_a_permission_that_is_missing_is_told_to_all_who_ask_at_once(server: RedisServer) -> None:
-    async def run() -> None:
-        store = open_async_store(restricted(server, "crowd"))
-        log, bucket = family(Quota(9, HOUR, algorithm=Algorithm.SLIDING_WINDOW_LOG)), family(Quota(9, HOUR))
-        try:
-            await store.ready()
-            restricted(server, "crowd", "-getrange")
-            plans = [each.plan(f"user-{number}") for number in range(20) for each in (log, bucket)]
-            answers = await asyncio.gather(
-                *[store.run(Call(Verb.CHECK, plan)) for plan in plans], return_exceptions=True
-            )
-        finally:
-            await store.close()
-        assert all(isinstance(each, StoreUnavailable) and "+getrange" in str(each) for each in answers[::2])
-        assert not any(isinstance(each, BaseException) for each in answers[1::2])
-
-    asyncio.run(run())
+async def test_a_permission_that_is_missing_is_told_to_all_who_ask_at_once(server: RedisServer) -> None:
+    store = open_async_store(restricted(server, "crowd"))
+    log, bucket = family(Quota(9, HOUR, algorithm=Algorithm.SLIDING_WINDOW_LOG)), family(Quota(9, HOUR))
+    try:
+        await store.ready()
+        restricted(server, "crowd", "-getrange")
+        plans = [each.plan(f"user-{number}") for number in range(20) for each in (log, bucket)]
+        answers = await asyncio.gather(*[store.run(Call(Verb.CHECK, plan)) for plan in plans], return_exceptions=True)
+    finally:
+        await store.close()
+    assert all(isinstance(each, StoreUnavailable) and "+getrange" in str(each) for each in answers[::2])
+    assert not any(isinstance(each, BaseException) for each in answers[1::2])
 
 
 @pytest.mark.parametrize(

@@ -64,44 +64,41 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(1, 200))
-def test_any_calls_in_any_pieces(steps: list[tuple[str, *tuple[object, ...]]], size: int) -> None:  # noqa: C901  one step after the other
-    async def run() -> None:  # noqa: C901  one step after the other
-        connection = Unconnected(LIMITS)
-        machine, service = connection.machine, GrpcService(connection.as_protocol(), METHODS)
-        opened: list[int] = []
+async def test_any_calls_in_any_pieces(steps: list[tuple[str, *tuple[object, ...]]], size: int) -> None:  # noqa: C901  one step after the other
+    connection = Unconnected(LIMITS)
+    machine, service = connection.machine, GrpcService(connection.as_protocol(), METHODS)
+    opened: list[int] = []
 
-        def receive(data: bytes) -> None:
-            for place in range(0, len(data), size):
-                service.handle(machine.receive(data[place : place + size], 0.0))
-            machine.streams.outgoing()
+    def receive(data: bytes) -> None:
+        for place in range(0, len(data), size):
+            service.handle(machine.receive(data[place : place + size], 0.0))
+        machine.streams.outgoing()
 
-        receive(frames.PREFACE + frames.settings([]))
-        for step in steps:
-            match step:
-                case ("open", dict() as head, bool() as end):
-                    opened.append(2 * len(opened) + 1)
-                    first = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", head[b":path"])]
-                    fields = [(name, value) for name, value in head.items() if name != b":path"]
-                    receive(frames.headers(opened[-1], encode(first + fields), end=end, size=frames.FRAME_SIZE))
-                case ("whole", dict() as head, bytes() as payload):
-                    opened.append(2 * len(opened) + 1)
-                    first = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", head[b":path"])]
-                    fields = [(name, value) for name, value in head.items() if name != b":path"]
-                    block = encode(first + fields)
-                    receive(frames.headers(opened[-1], block) + frames.data(opened[-1], payload, end=True))
-                case ("data", int() as index, bytes() as payload, bool() as end) if index < len(opened):
-                    receive(frames.data(opened[index], payload, end=end))
-                case ("reset", int() as index) if index < len(opened):
-                    receive(frames.reset(opened[index], frames.ErrorCode.CANCEL))
-                case ("turn",):
-                    await asyncio.sleep(0)
-                case ("look", float() as now):
-                    service.look(now)
-        service.lose()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert service.in_flight == 0
-        assert not service._expected
-        assert not service._waiting
-
-    asyncio.run(run())
+    receive(frames.PREFACE + frames.settings([]))
+    for step in steps:
+        match step:
+            case ("open", dict() as head, bool() as end):
+                opened.append(2 * len(opened) + 1)
+                first = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", head[b":path"])]
+                fields = [(name, value) for name, value in head.items() if name != b":path"]
+                receive(frames.headers(opened[-1], encode(first + fields), end=end, size=frames.FRAME_SIZE))
+            case ("whole", dict() as head, bytes() as payload):
+                opened.append(2 * len(opened) + 1)
+                first = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", head[b":path"])]
+                fields = [(name, value) for name, value in head.items() if name != b":path"]
+                block = encode(first + fields)
+                receive(frames.headers(opened[-1], block) + frames.data(opened[-1], payload, end=True))
+            case ("data", int() as index, bytes() as payload, bool() as end) if index < len(opened):
+                receive(frames.data(opened[index], payload, end=end))
+            case ("reset", int() as index) if index < len(opened):
+                receive(frames.reset(opened[index], frames.ErrorCode.CANCEL))
+            case ("turn",):
+                await asyncio.sleep(0)
+            case ("look", float() as now):
+                service.look(now)
+    service.lose()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert service.in_flight == 0
+    assert not service._expected
+    assert not service._waiting

@@ -38,51 +38,45 @@ def timers() -> list[asyncio.TimerHandle]:
     return [handle for handle in loop._scheduled if not handle.cancelled()]
 
 
-def test_a_call_that_is_given_up_leaves_no_timer() -> None:
-    async def run() -> None:
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+async def test_a_call_that_is_given_up_leaves_no_timer() -> None:
+    answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-        async def wait(_: UnaryCall) -> bytes:
-            return await answer
+    async def wait(_: UnaryCall) -> bytes:
+        return await answer
 
-        client = Connected(Methods({b"/t.T/Wait": wait}))
-        client.call(1, b"/t.T/Wait", (b"grpc-timeout", b"1H"))
+    client = Connected(Methods({b"/t.T/Wait": wait}))
+    client.call(1, b"/t.T/Wait", (b"grpc-timeout", b"1H"))
+    assert len(timers()) == 1
+    client.say(frames.reset(1, ErrorCode.CANCEL))
+    assert timers() == []
+    assert client.service.in_flight == 1
+    answer.set_result(b"")
+    await asyncio.sleep(0)
+    assert client.service.in_flight == 0
+
+
+async def test_calls_share_a_timer_which_is_set_for_the_first_of_their_deadlines() -> None:
+    answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def wait(_: UnaryCall) -> bytes:
+        return await answer
+
+    client = Connected(Methods({b"/t.T/Wait": wait}))
+    for stream, timeout in ((1, b"2H"), (3, b"1H"), (5, b"3H"), (7, b"20m")):
+        client.call(stream, b"/t.T/Wait", (b"grpc-timeout", timeout))
         assert len(timers()) == 1
-        client.say(frames.reset(1, ErrorCode.CANCEL))
-        assert timers() == []
-        assert client.service.in_flight == 1
-        answer.set_result(b"")
-        await asyncio.sleep(0)
-        assert client.service.in_flight == 0
-
-    asyncio.run(run())
-
-
-def test_calls_share_a_timer_which_is_set_for_the_first_of_their_deadlines() -> None:
-    async def run() -> None:
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-        async def wait(_: UnaryCall) -> bytes:
-            return await answer
-
-        client = Connected(Methods({b"/t.T/Wait": wait}))
-        for stream, timeout in ((1, b"2H"), (3, b"1H"), (5, b"3H"), (7, b"20m")):
-            client.call(stream, b"/t.T/Wait", (b"grpc-timeout", timeout))
-            assert len(timers()) == 1
-        (first,) = timers()
-        assert first.when() < asyncio.get_running_loop().time() + 1
-        for _ in range(3000):  # its deadline passes, and it is answered
-            if 7 not in client.machine.streams.open:
-                break
-            await asyncio.sleep(0.01)
-        assert sorted(client.machine.streams.open) == [1, 3, 5]
-        (then,) = timers()
-        assert 3500 < then.when() - asyncio.get_running_loop().time() < 3601, "the next is an hour away"
-        client.service.lose()
-        assert timers() == []
-        answer.cancel()
-
-    asyncio.run(run())
+    (first,) = timers()
+    assert first.when() < asyncio.get_running_loop().time() + 1
+    for _ in range(3000):  # its deadline passes, and it is answered
+        if 7 not in client.machine.streams.open:
+            break
+        await asyncio.sleep(0.01)
+    assert sorted(client.machine.streams.open) == [1, 3, 5]
+    (then,) = timers()
+    assert 3500 < then.when() - asyncio.get_running_loop().time() < 3601, "the next is an hour away"
+    client.service.lose()
+    assert timers() == []
+    answer.cancel()
 
 
 def test_deadlines_of_calls_that_were_answered_do_not_pile_up() -> None:
