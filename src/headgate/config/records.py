@@ -144,7 +144,9 @@ def _optional(check: _Check, value: Any) -> Any:
 
 def _single(kind: type, value: Any) -> Any:
     if not isinstance(value, kind):
-        raise Meaningless(f" is {_NAMES.get(kind) or f'a {kind.__name__}'}, not {short(value)}")
+        name = kind.__name__
+        wanted = _NAMES.get(kind) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+        raise Meaningless(f" is {wanted}, not {short(value)}")
     return value
 
 
