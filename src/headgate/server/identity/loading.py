@@ -233,13 +233,7 @@ class _Building:
         api_keys = self._api_keys(read["api_keys"]) if "api_keys" in read else None
         tokens = self._tokens(read["tokens"]) if "tokens" in read else None
         verified = [
-            self._made(
-                ("jwt_metadata", index),
-                VerifiedClaims,
-                given.get("key", "headgate"),
-                _USER | given.get("claims", {}),
-                given.get("realm", ""),
-            )
+            self._made(("jwt_metadata", index), VerifiedClaims, **_with_user(given))
             for index, given in enumerate(read.get("jwt_metadata", ()))
         ]
         if addresses is None or self._findings.count:
@@ -248,19 +242,18 @@ class _Building:
 
     def _addresses(self, given: Mapping[str, Any], elsewhere: Sequence[str]) -> AddressReader | None:
         path, header = ("addresses",), given.get("header", FORWARDED_FOR)
-        trusted, hops = given.get("trusted"), given.get("hops", 0)
         for said in ("trusted", "hops"):
             if said in given and elsewhere:
                 message = "the option --trusted-proxies says who is trusted, too"
                 self._note((*path, said), message, "Say it in one of the two places.", at_key=True)
-        if trusted is None:
-            trusted = () if hops else (elsewhere or LOOPBACK)
+        trusted = given.get("trusted", () if given.get("hops") else (elsewhere or LOOPBACK))
         for index, network in enumerate(trusted):
             self._made((*path, "trusted", index), AddressReader, FORWARDED_FOR, [network])
         self._made((*path, "header"), header_name, header)
         if self._findings.count:
             return None
-        return self._made(path, AddressReader, header, trusted, hops, given.get("ipv6_prefix", 64))
+        others = {name: given[name] for name in ("hops", "ipv6_prefix") if name in given}
+        return self._made(path, AddressReader, header, trusted, **others)
 
     def _api_keys(self, given: Mapping[str, Any]) -> ApiKeys | None:
         known: dict[str, Holder] = {}
@@ -269,19 +262,16 @@ class _Building:
             path, digest = ("api_keys", "keys", index), entry["sha256"]
             if digest in known:
                 self._note((*path, "sha256"), f"is that of {render(places[digest])}, too", "Remove one of the two.")
-            who = [entry.get(part, "") for part in ("name", "user", "tenant", "tier")]
-            holder = self._made(path, Holder, *who)
+            holder = self._made(path, Holder, **{name: part for name, part in entry.items() if name != "sha256"})
             known[digest], places[digest] = holder or Holder(), path
-        header = given.get("header", "x-api-key")
-        self._made(("api_keys", "header"), header_name, header)
+        if "header" in given:
+            self._made(("api_keys", "header"), header_name, given["header"])
         if not given["keys"] and not self._has_consumers:
             self._note(("api_keys", "keys"), "there is no database with consumers", "List the keys, or see --database.")
         if self._findings.count:
             return None
-        return self._made(
-            ("api_keys",),
-            lambda: ApiKeys(known or NO_KEYS, header, given.get("scheme", ""), query=given.get("query", "")),
-        )
+        where = {name: part for name, part in given.items() if name != "keys"}
+        return self._made(("api_keys",), ApiKeys, known or NO_KEYS, **where)
 
     def _tokens(self, given: Sequence[Mapping[str, Any]]) -> TokenVerifier | None:
         issuers = [self._issuer(("tokens", index), issuer) for index, issuer in enumerate(given)]
@@ -292,16 +282,8 @@ class _Building:
         found = self._keys(path, given)
         if found is None:
             return None
-        return self._made(
-            path,
-            Issuer,
-            found,
-            given.get("issuer", ""),
-            given.get("audience", ()),
-            _USER | given.get("claims", {}),
-            given.get("realm", ""),
-            given.get("leeway_s", 60),
-        )
+        others = {name: part for name, part in given.items() if name not in {"algorithms", "jwks", "pem"}}
+        return self._made(path, Issuer, found, **_with_user(others))
 
     def _keys(self, path: Place, given: Mapping[str, Any]) -> tuple[VerificationKey, ...] | None:
         sources = {"jwks": keys_from_jwks, "pem": keys_from_pem}
@@ -317,15 +299,20 @@ class _Building:
         self._reading(file)
         return self._made((*path, source), sources[source], file, given["algorithms"])
 
-    def _made(self, path: Place, make: Callable[..., T], *parts: Any) -> T | None:
+    def _made(self, path: Place, make: Callable[..., T], *parts: Any, **others: Any) -> T | None:
         try:
-            return make(*parts)
+            return make(*parts, **others)
         except InvalidSettings as error:
             self._note(path, str(error))
             return None
 
     def _note(self, path: Place, message: str, hint: str = "", *, at_key: bool = False) -> None:
         self._findings.add(path, message, hint=hint, kind=ProblemKind.MEANING, at_key=at_key)
+
+
+def _with_user(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is given, with a claim that names the user."""
+    return {**given, "claims": _USER | given.get("claims", {})}
 
 
 def keys_from_jwks(path: Path, algorithms: Sequence[str]) -> tuple[VerificationKey, ...]:
