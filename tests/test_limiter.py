@@ -352,5 +352,5 @@ def test_guard_refuses_the_wrong_colour_and_keys_without_arguments() -> None:
         Limiter("1/s").guard("a")(coroutine)
     with pytest.raises(UsageError, match="not a coroutine function"):
         AsyncLimiter("1/s").guard("a")(lambda: None)  # type: ignore[arg-type, return-value]
-    with pytest.raises(UsageError, match="decorated functions only"):
+    with pytest.raises(UsageError, match="only for decorated functions"):
         Limiter("1/s").guard(lambda: "a").__enter__()

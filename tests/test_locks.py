@@ -69,7 +69,7 @@ warnings.simplefilter("ignore", DeprecationWarning)
 limiter = Limiter("1/hour")
 limiter.check("user")
 threading.Thread(target=limiter.acquire, args=("user",), daemon=True).start()
-while not limiter._limits.lines._lines:
+while not limiter._limits.queues._queues:
     time.sleep(0.001)
 child = os.fork()
 if child == 0:

@@ -48,7 +48,7 @@ def until_asleep(clock: ManualClock, sleepers: int) -> None:
 def in_line(limiter: Limiter | AsyncLimiter, key: str, length: int) -> None:
     """Wait until that many stand in line."""
     give_up = time.monotonic() + 60
-    while len(limiter._limits.lines._lines.get(key, ())) != length:
+    while len(limiter._limits.queues._queues.get(key, ())) != length:
         assert time.monotonic() < give_up
         threading.Event().wait(0.001)
 
@@ -174,7 +174,7 @@ def test_who_times_out_in_line_is_refused_and_the_others_move_up(manual_clock: M
     until_asleep(manual_clock, 1)
     manual_clock.advance(0.5)
     assert last.result().allowed
-    assert limiter._limits.lines._lines == {}
+    assert limiter._limits.queues._queues == {}
 
 
 def test_a_queue_is_waited_through(manual_clock: ManualClock) -> None:
@@ -272,7 +272,7 @@ def test_an_interrupted_waiter_leaves_the_line(manual_clock: ManualClock, monkey
     limiter.check("a")
     with pytest.raises(KeyboardInterrupt):
         limiter.acquire("a")
-    assert limiter._limits.lines._lines == {}
+    assert limiter._limits.queues._queues == {}
 
 
 def test_a_real_clock_wakes_waiters() -> None:
@@ -320,7 +320,7 @@ async def test_a_cancelled_task_leaves_the_line(manual_clock: ManualClock) -> No
     assert head.cancelled()
     manual_clock.advance(1)
     assert (await second).allowed
-    assert limiter._limits.lines._lines == {}
+    assert limiter._limits.queues._queues == {}
 
 
 async def test_a_cancellation_storm_leaves_no_trace(manual_clock: ManualClock) -> None:
@@ -335,7 +335,7 @@ async def test_a_cancellation_storm_leaves_no_trace(manual_clock: ManualClock) -
         manual_clock.advance(0.1)
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert sum(isinstance(result, Decision) and result.allowed for result in results) == 250
-    assert limiter._limits.lines._lines == {}
+    assert limiter._limits.queues._queues == {}
     assert manual_clock.sleepers == 0
 
 

@@ -157,7 +157,7 @@ def halving(night: Night) -> None:
     print("  (What-if counts windows that are over. Tonight none is: on a service that runs for days, it has figures.)")
     night.type("headgate rules what-if orders-user --limit 5")
     night.type("headgate rules set orders-user limit=5 --reason 'less capacity' --wait")
-    print(f"  {night.send('31', 1)}: what was used stays counted")
+    print(f"  {night.send('31', 1)}: usage is kept")
     print(f"  {night.send('32', 8)}")
 
 

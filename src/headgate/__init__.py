@@ -2,8 +2,8 @@
 
 A limit is a pure function of (state, cost, now). A store runs it atomically. Everything else is transport.
 
-`Limiter` and `AsyncLimiter` are the library; `Engine` and `AsyncEngine` decide requests by rules. `headgate.web` says
-who asks and writes what is answered, `headgate.testing` is for tests of your own.
+`Limiter` and `AsyncLimiter` are the library; `Engine` and `AsyncEngine` decide requests by rules. `headgate.web`
+identifies callers and writes responses, `headgate.testing` is for your own tests.
 """
 
 from importlib import import_module
@@ -116,7 +116,7 @@ _LATER = {
     "UnknownRule": "headgate.policy.request",
     "load_rules": "headgate.policy.loading:load",
 }
-"""What is imported when it is first asked for, since a limiter needs none of it: the module, and the name there."""
+"""Names imported on first use, since a limiter does not need them: the module, and the name there if different."""
 
 
 def __getattr__(name: str) -> Any:

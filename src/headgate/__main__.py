@@ -1,4 +1,4 @@
-"""``python -m headgate``: the same as the command ``headgate``."""
+"""``python -m headgate``: the command ``headgate``."""
 
 from __future__ import annotations
 

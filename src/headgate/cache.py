@@ -1,4 +1,4 @@
-"""Caches with a bound: of what is compiled or written once for a rule, and used for many requests."""
+"""Bounded caches of what is compiled or encoded once per rule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Thing = TypeVar("Thing")
 
 
 class BoundedCache(dict[K, V]):
-    """Remembers so many values; when it is full, it forgets the older half of them."""
+    """A dictionary with a bound; when it is full, the older half is evicted."""
 
     __slots__ = ("_most",)
 
@@ -21,34 +21,28 @@ class BoundedCache(dict[K, V]):
         self._most = most
 
     def keep(self, key: K, value: V) -> V:
-        """Remember a value, and return it."""
+        """Store a value, and return it."""
         if len(self) >= self._most and key not in self:
-            for old in [*islice(self, (self._most + 1) // 2)]:  # one by one would take longer each time
+            for old in [*islice(self, (self._most + 1) // 2)]:  # in bulk, which is faster than one by one
                 self.pop(old, None)
         self[key] = value
         return value
 
 
 class Prepared(Generic[Thing, V]):
-    """Keeps what is prepared of things by their name and identity, where to compare them takes longer.
-
-    Args:
-        prepare: makes what is kept.
-        most: how many are kept.
-    """
+    """A bounded cache by name and identity, for things that are slow to compare."""
 
     __slots__ = ("_kept", "_prepare")
 
     def __init__(self, prepare: Callable[[str, Thing], V], most: int) -> None:
         self._prepare = prepare
         self._kept = BoundedCache[tuple[str, int], tuple[Any, V]](most)
-        """With the thing, so that no other gets its identity."""
+        """With the thing, which keeps its identity unique."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def of(self, name: str, thing: Thing) -> V:
-        """Return what is prepared of a thing."""
         try:
             return self._kept[name, id(thing)][1]
         except KeyError:

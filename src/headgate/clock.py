@@ -1,11 +1,10 @@
-"""Where time comes from, how to wait for it, and how durations are counted.
+"""Sources of time, waiting, and buckets for durations.
 
-Limits never read a clock themselves (time is an argument of the core); a store reads one, and waiting callers wait on
-one. Both can be given another clock, such as `headgate.testing.ManualClock`.
+Limits never read a clock (time is an argument of the core); stores and waiting callers do. Both accept another clock,
+such as `headgate.testing.ManualClock`.
 
-Durations are counted in buckets whose bounds double, from 10 microseconds on. Doubling bounds are found by arithmetic
-instead of a search, which halves what it costs to count a duration. There is a bucket for any that 8 bytes can hold, so
-nothing has to be compared; those beyond `BOUNDS_NS` are shown as one.
+Durations are counted in buckets whose bounds double from 10 microseconds, so a bucket is computed, which takes half the
+time of a search. There is a bucket for every 64-bit duration; those beyond `BOUNDS_NS` are exported as one.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from typing import Protocol, runtime_checkable
 
 FINEST_NS = 10_000
 BOUNDS_NS = tuple(FINEST_NS << doublings for doublings in range(18))
-"""The upper bounds of the buckets that are shown, in nanoseconds; the last is 1.3 seconds."""
+"""Upper bounds of the exported buckets, in nanoseconds; the last is 1.3 seconds."""
 BUCKETS = 51
-"""How many there are."""
+"""Number of buckets."""
 
 
 @runtime_checkable
@@ -27,11 +26,11 @@ class Clock(Protocol):
     """A source of time in microseconds."""
 
     def now(self) -> int:
-        """Return the time since the epoch, by which limits count. It may be set back."""
+        """Return the time since the epoch, by which limits count. It may go back."""
         ...
 
     def ticks(self) -> int:
-        """Return the time since some moment, by which callers wait. It never goes back."""
+        """Return the time since an arbitrary moment, by which callers wait. It never goes back."""
         ...
 
     def wait(self, event: threading.Event, until: int | None) -> None:
@@ -39,7 +38,7 @@ class Clock(Protocol):
         ...
 
     async def wait_async(self, event: asyncio.Event, until: int | None) -> None:
-        """Do the same without blocking the event loop."""
+        """Wait without blocking the event loop."""
         ...
 
 

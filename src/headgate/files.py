@@ -1,4 +1,4 @@
-"""Files: read up to a bound, and replaced in one step."""
+"""Read files up to a bound, and replace them atomically."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headgate.core.errors import UsageError
 
 
 class UnreadableFile(UsageError):
-    """A file that cannot be read, or is too large; the message says why, without the name of the file."""
+    """A file that cannot be read, or is too large; the message has no file name."""
 
 
 def content_of(path: str | os.PathLike[str], most: int) -> bytes:
-    """Return the content of a file of at most so many bytes. Raises UnreadableFile."""
+    """Return the content of a file of at most `most` bytes. Raises UnreadableFile."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123  any path-like
             content = file.read(most + 1)
@@ -26,9 +26,9 @@ def content_of(path: str | os.PathLike[str], most: int) -> bytes:
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o600) -> None:
-    """Write a file so that readers find the old one or the new one, and never half of it. Raises OSError.
+    """Write a file atomically: readers find the old one or the new one. Raises OSError.
 
-    If it is `durable`, that holds for a power cut as well.
+    With `durable`, this holds for a power cut as well.
     """
     new = path.with_name(f".{path.name}.new")
     try:
@@ -39,13 +39,13 @@ def replace_file(path: Path, content: bytes, *, durable: bool = True, mode: int 
                 os.fsync(file.fileno())
         new.replace(path)
     except OSError:
-        with suppress(OSError):  # half of it would only take up space
+        with suppress(OSError):  # the incomplete file is useless
             new.unlink()
         raise
 
 
 def renewed_file(path: Path, content: bytes, *, durable: bool = True) -> bool:
-    """Replace a file unless it has this content already; says whether it was replaced. Raises OSError."""
+    """Replace a file unless it has this content already; return whether it was replaced. Raises OSError."""
     if path.exists() and path.read_bytes() == content:
         return False
     replace_file(path, content, durable=durable)

@@ -1,8 +1,7 @@
-"""Running flows: logic that is written once for callers that block and for callers in an event loop.
+"""Flows: logic written once for blocking and for asynchronous callers.
 
-A *flow* is a generator. It yields what is to be done next, is sent the outcome, or thrown the error that came instead,
-and returns the result. It never waits itself: that is what its driver does, by a function of the right colour. A flow
-that is left before its end, since an error or a cancelled caller passed through it, is closed.
+A *flow* is a generator. It yields the next step, receives its outcome or error, and returns the result. It never waits:
+its driver does, in a thread or a task. A flow that is left early, by an error or a cancellation, is closed.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ Result = TypeVar("Result")
 
 
 def drive(flow: Generator[Step, Outcome, Result], do: Callable[[Step], Outcome]) -> Result:
-    """Return what `flow` returns; `do` does each step."""
+    """Run a flow; `do` runs each step."""
     try:
         step = next(flow)
         while True:
             try:
                 outcome = do(step)
-            except BaseException as error:  # noqa: BLE001  the flow raises it again, if it has nothing better
+            except BaseException as error:  # noqa: BLE001  the flow raises it again, or handles it
                 step = flow.throw(error)
             else:
                 step = flow.send(outcome)
@@ -32,13 +31,13 @@ def drive(flow: Generator[Step, Outcome, Result], do: Callable[[Step], Outcome])
 
 
 async def drive_async(flow: Generator[Step, Outcome, Result], do: Callable[[Step], Awaitable[Outcome]]) -> Result:
-    """Return what `flow` returns; `do` does each step, without blocking the event loop."""
+    """Run a flow; `do` runs each step without blocking the event loop."""
     try:
         step = next(flow)
         while True:
             try:
                 outcome = await do(step)
-            except BaseException as error:  # noqa: BLE001  the flow raises it again, if it has nothing better
+            except BaseException as error:  # noqa: BLE001  the flow raises it again, or handles it
                 step = flow.throw(error)
             else:
                 step = flow.send(outcome)

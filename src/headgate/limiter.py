@@ -1,6 +1,6 @@
-"""The library: `Limiter` for code that may block, `AsyncLimiter` for code in an event loop, which it never blocks.
+"""The library: `Limiter` for blocking code, `AsyncLimiter` for code in an event loop.
 
-They have the same names and differ in their awaits only; what both do without waiting is in `_Limits`.
+They have the same names and differ only in awaits; `_Limits` has their shared logic.
 """
 
 from __future__ import annotations
@@ -29,36 +29,37 @@ from headgate.stores.memory import MemoryStore
 from headgate.stores.wrapping import answered_once, refund_for
 
 Quotas = str | Quota | Iterable[str | Quota]
-"""Text such as "100/minute" or "10/s burst 20; 5000/day", a quota, or several of either."""
+"""Text such as "100/minute" or "10/s burst 20; 5000/day", a quota, or several of them."""
 Key = str | Callable[..., str]
-"""A key, or a function that makes one of the arguments of a decorated function."""
+"""A key, or a function from the arguments of a decorated function to a key."""
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 AnyStore = TypeVar("AnyStore", bound=Store | AsyncStore)
 _ONE = 1
-"""The usual cost, compared by identity: True and 1.0 equal it, but are not costs."""
+"""The default cost, compared by identity: True and 1.0 equal it, but are not valid costs."""
 
 
 class Limiter:
-    """Limits how often something may happen, for each key on its own.
+    """Limits how often something may happen, separately for each key.
 
     >>> limiter = Limiter("2/minute")
     >>> limiter.check("user:42").allowed, limiter.check("user:42").allowed, limiter.check("user:42").allowed
     (True, True, False)
 
-    Several quotas make one atomic decision: a request passes all of them, or takes from none.
+    Several quotas make one atomic decision: a request passes all of them, or takes nothing.
 
     Args:
         quotas: text such as ``"100/minute"`` or ``"10/s burst 20; 5000/day"``, or `Quota` objects.
-        store: where the state lives: an address such as ``"memory"``, or a store that several limiters share.
-        name: separates this limiter from others in the same store; same name, same quotas' shape: same state.
-        clock: where time comes from, for tests; only with a store given by address.
-        on_store_failure: what to answer while the store is away: ``"local"`` (this process decides, with its share),
+        store: holds the state: an address such as ``"memory"``, or a store that several limiters share.
+        name: separates this limiter from others in the same store; same name and same shape of quotas: same state.
+        clock: the source of time, for tests; only with a store given by address.
+        on_store_failure: the decision while the store is unavailable: ``"local"`` (by this process, with its share),
             ``"allow"``, ``"deny"``, or ``"raise"`` for a StoreError. Default: ``"local"`` for an address of Redis.
-        nodes: how many processes share the limits, this one included, for ``"local"``. Default: those counted in Redis.
+        nodes: number of processes, including this one, that share the limits, for ``"local"``. Default: counted in
+        Redis.
 
-    Safe for use from any number of threads.
+    Safe for any number of threads.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Limiter:
         )
         self._limits = _Limits(family, opened)
         self._check = opened.bind(family)
-        if type(self).check is Limiter.check:  # what the store has prepared, without a method's call in between
+        if type(self).check is Limiter.check:  # call the store's bound check directly
             self.check = _shown_as(Limiter.check, self._check)  # type: ignore[method-assign]
 
     @property
@@ -93,24 +94,23 @@ class Limiter:
         return self._check(key, cost)
 
     def peek(self, key: str, cost: int = 1) -> Decision:
-        """Say whether `cost` would pass now; take nothing. `remaining` is what there is."""
+        """Return what a check of `cost` would decide; take nothing. `remaining` is the current remainder."""
         return self._check(key, 0) if cost is _ONE else self._limits.store.run(self._limits.peek(key, cost))
 
     def check_once(self, key: str, idempotency_key: str, cost: int = 1) -> Decision:
-        """Check, but count a request that is sent again only once.
+        """Check; a repetition with the same `idempotency_key` counts once.
 
-        Asked again within 5 minutes with the same `idempotency_key` (text of 1 to 512 characters), for the same `key`
-        and `cost`, it gives the first answer again, exactly as it was, and takes nothing. Refusals took nothing and are
-        not remembered.
+        Within 5 minutes, the same `idempotency_key` (text of 1 to 512 characters) for the same `key` and `cost` returns
+        the first decision unchanged, and takes nothing. Refusals took nothing and are not remembered.
         """
         call = self._limits.check_once(key, idempotency_key, cost)
         return answered_once(self._limits.store.run(call), call.token)
 
     def acquire(self, key: str, cost: int = 1, *, timeout: float | None = None) -> Decision:
-        """Wait until `cost` is taken, in line behind all who wait for `key` already.
+        """Wait until `cost` is taken, in a queue with other callers of `key`.
 
-        Returns as soon as the answer is certain: the admission, or a refusal once it cannot come within `timeout`
-        seconds (None: no end to waiting). A queue's delay is waited for as well.
+        Returns as soon as the outcome is certain: the admission, or a refusal if it cannot come within `timeout`
+        seconds (None: wait indefinitely). A queueing limit's delay is waited for as well.
         """
         store, ticket = self._limits.store, waiting.ThreadTicket()
 
@@ -123,24 +123,23 @@ class Limiter:
         return drive(self._limits.acquire(key, cost, timeout, ticket), do)
 
     def refund(self, key: str, cost: Decision | int = 1) -> Decision:
-        """Give back what `cost`, a decision for `key`, took: as far as it still counts, and only once.
+        """Refund what `cost`, a decision for `key`, took: as far as it still counts, and only once.
 
-        That lets nobody pass who would not have passed without the request. A number of units is given back as well,
-        off the newest use, whatever that was for, and never more than is counted as used. Whoever gives back a charge
-        that is old by then, in this way, lets others pass twice in one window: up to the number given back. Says what
-        is left then.
+        A refunded decision admits nothing that would not have been admitted without its request. A number of units is
+        refunded from the newest usage, and never more than is counted. Refunding an old charge by number may admit that
+        many units twice in one window. Returns what is left then.
         """
         decision = self._limits.store.run(self._limits.refund(key, cost))
-        self._limits.lines.wake(key)
+        self._limits.queues.wake(key)
         return decision
 
     def reset(self, key: str) -> None:
-        """Forget all that `key` used (but see `MemoryStore` on keys that had to share a state)."""
+        """Reset all usage of `key` (but see `MemoryStore` on keys that share a state)."""
         self._limits.store.run(Call(Verb.RESET, self._limits.family.plan(key)))
-        self._limits.lines.wake(key)
+        self._limits.queues.wake(key)
 
     def guard(self, key: Key, cost: int = 1, *, timeout: float | None = 0) -> Guard:
-        """Return a context manager and decorator that lets code run only when admitted.
+        """Return a context manager and decorator that runs code only when admitted.
 
         >>> limiter = Limiter("10/s")
         >>> with limiter.guard("reports"):
@@ -149,16 +148,16 @@ class Limiter:
         ... def handle(user): ...
 
         It waits up to `timeout` seconds, by default not at all, and raises `LimitExceeded` when refused. A decorator's
-        key may be a function, which gets the arguments of the call.
+        key may be a function of the call's arguments.
         """
         return Guard(self, key, cost, timeout)
 
     def ready(self) -> None:
-        """Return when the store can decide now, else raise StoreError, which says why not. For health checks."""
+        """Return if the store can decide, else raise a StoreError with the reason. For health checks."""
         self._limits.store.ready()
 
     def close(self) -> None:
-        """Release what the store holds."""
+        """Close the store."""
         self._limits.store.close()
 
     def __enter__(self) -> Self:
@@ -172,16 +171,17 @@ class Limiter:
 
 
 class AsyncLimiter:
-    """Limits how often something may happen, for each key on its own; see `headgate.Limiter`.
+    """Limits how often something may happen, separately for each key; see `headgate.Limiter`.
 
     Args:
         quotas: text such as ``"100/minute"`` or ``"10/s burst 20; 5000/day"``, or `Quota` objects.
-        store: where the state lives: an address such as ``"memory"``, or a store that several limiters share.
-        name: separates this limiter from others in the same store; same name, same quotas' shape: same state.
-        clock: where time comes from, for tests; only with a store given by address.
-        on_store_failure: what to answer while the store is away: ``"local"`` (this process decides, with its share),
+        store: holds the state: an address such as ``"memory"``, or a store that several limiters share.
+        name: separates this limiter from others in the same store; same name and same shape of quotas: same state.
+        clock: the source of time, for tests; only with a store given by address.
+        on_store_failure: the decision while the store is unavailable: ``"local"`` (by this process, with its share),
             ``"allow"``, ``"deny"``, or ``"raise"`` for a StoreError. Default: ``"local"`` for an address of Redis.
-        nodes: how many processes share the limits, this one included, for ``"local"``. Default: those counted in Redis.
+        nodes: number of processes, including this one, that share the limits, for ``"local"``. Default: counted in
+        Redis.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class AsyncLimiter:
         )
         self._limits = _Limits(family, opened)
         self._check = opened.bind(family)
-        if type(self).check is AsyncLimiter.check:  # what the store has prepared, without a method's call in between
+        if type(self).check is AsyncLimiter.check:  # call the store's bound check directly
             self.check = _shown_as(AsyncLimiter.check, self._check)  # type: ignore[method-assign]
 
     @property
@@ -216,26 +216,26 @@ class AsyncLimiter:
         return self._check(key, cost)
 
     async def peek(self, key: str, cost: int = 1) -> Decision:
-        """Say whether `cost` would pass now; take nothing. `remaining` is what there is."""
+        """Return what a check of `cost` would decide; take nothing. `remaining` is the current remainder."""
         if cost is _ONE:
             return await self._check(key, 0)
         return await self._limits.store.run(self._limits.peek(key, cost))
 
     async def check_once(self, key: str, idempotency_key: str, cost: int = 1) -> Decision:
-        """Check, but count a request that is sent again only once.
+        """Check; a repetition with the same `idempotency_key` counts once.
 
-        Asked again within 5 minutes with the same `idempotency_key` (text of 1 to 512 characters), for the same `key`
-        and `cost`, it gives the first answer again, exactly as it was, and takes nothing. Refusals took nothing and are
-        not remembered.
+        Within 5 minutes, the same `idempotency_key` (text of 1 to 512 characters) for the same `key` and `cost` returns
+        the first decision unchanged, and takes nothing. Refusals took nothing and are not remembered.
         """
         call = self._limits.check_once(key, idempotency_key, cost)
         return answered_once(await self._limits.store.run(call), call.token)
 
     async def acquire(self, key: str, cost: int = 1, *, timeout: float | None = None) -> Decision:  # noqa: ASYNC109  a refusal, not a TimeoutError
-        """Wait until `cost` is taken, in line behind all who wait for `key` already.
+        """Wait until `cost` is taken, in a queue with other callers of `key`.
 
-        Returns as soon as the answer is certain: the admission, or a refusal once it cannot come within `timeout`
-        seconds (None: no end to waiting). A queue's delay is waited for as well. Cancelling leaves the line.
+        Returns as soon as the outcome is certain: the admission, or a refusal if it cannot come within `timeout`
+        seconds (None: wait indefinitely). A queueing limit's delay is waited for as well. A cancelled task leaves the
+        queue.
         """
         store, ticket = self._limits.store, waiting.TaskTicket()
 
@@ -248,36 +248,35 @@ class AsyncLimiter:
         return await drive_async(self._limits.acquire(key, cost, timeout, ticket), do)
 
     async def refund(self, key: str, cost: Decision | int = 1) -> Decision:
-        """Give back what `cost`, a decision for `key`, took: as far as it still counts, and only once.
+        """Refund what `cost`, a decision for `key`, took: as far as it still counts, and only once.
 
-        That lets nobody pass who would not have passed without the request. A number of units is given back as well,
-        off the newest use, whatever that was for, and never more than is counted as used. Whoever gives back a charge
-        that is old by then, in this way, lets others pass twice in one window: up to the number given back. Says what
-        is left then.
+        A refunded decision admits nothing that would not have been admitted without its request. A number of units is
+        refunded from the newest usage, and never more than is counted. Refunding an old charge by number may admit that
+        many units twice in one window. Returns what is left then.
         """
         decision = await self._limits.store.run(self._limits.refund(key, cost))
-        self._limits.lines.wake(key)
+        self._limits.queues.wake(key)
         return decision
 
     async def reset(self, key: str) -> None:
-        """Forget all that `key` used (but see `MemoryStore` on keys that had to share a state)."""
+        """Reset all usage of `key` (but see `MemoryStore` on keys that share a state)."""
         await self._limits.store.run(Call(Verb.RESET, self._limits.family.plan(key)))
-        self._limits.lines.wake(key)
+        self._limits.queues.wake(key)
 
     def guard(self, key: Key, cost: int = 1, *, timeout: float | None = 0) -> AsyncGuard:
-        """Return an asynchronous context manager and decorator that lets code run only when admitted.
+        """Return an asynchronous context manager and decorator that runs code only when admitted.
 
         It waits up to `timeout` seconds, by default not at all, and raises `LimitExceeded` when refused. A decorator's
-        key may be a function, which gets the arguments of the call.
+        key may be a function of the call's arguments.
         """
         return AsyncGuard(self, key, cost, timeout)
 
     async def ready(self) -> None:
-        """Return when the store can decide now, else raise StoreError, which says why not. For health checks."""
+        """Return if the store can decide, else raise a StoreError with the reason. For health checks."""
         await self._limits.store.ready()
 
     async def close(self) -> None:
-        """Release what the store holds."""
+        """Close the store."""
         await self._limits.store.close()
 
     async def __aenter__(self) -> Self:
@@ -291,14 +290,14 @@ class AsyncLimiter:
 
 
 class _Limits(Generic[AnyStore]):
-    """What both limiters share: the limits, the store, and who waits for them; and the calls that verbs make."""
+    """Shared by both limiters: limits, store, queues of waiting callers, and the calls of verbs."""
 
-    __slots__ = ("family", "lines", "store")
+    __slots__ = ("family", "queues", "store")
 
     def __init__(self, family: Family, store: AnyStore) -> None:
         self.family = family
         self.store = store
-        self.lines = waiting.WaitingLines()
+        self.queues = waiting.WaitQueues()
 
     def peek(self, key: str, cost: int) -> Call:
         return Call(Verb.PEEK, self.family.plan(key), self.family.checked_cost(cost))
@@ -309,8 +308,8 @@ class _Limits(Generic[AnyStore]):
 
     def acquire(self, key: str, cost: int, timeout: float | None, ticket: waiting.Ticket) -> waiting.Flow:
         plan, cost, clock = self.family.plan(key), self.family.checked_cost(cost), self.store.clock
-        wanted = waiting.Wanted(plan, cost, waiting.deadline(clock.ticks(), timeout))
-        return waiting.acquire(self.lines, key, ticket, clock, wanted)
+        wanted = waiting.WaitRequest(plan, cost, waiting.deadline(clock.ticks(), timeout))
+        return waiting.acquire(self.queues, key, ticket, clock, wanted)
 
     def refund(self, key: str, what: Decision | int) -> Call:
         plan = self.family.plan(key)
@@ -323,10 +322,9 @@ class _Limits(Generic[AnyStore]):
 
 
 def _family(quotas: Quotas, name: str) -> Family:
-    """Return the limits that `quotas` describe."""
     parts = [quotas] if isinstance(quotas, str | Quota) else quotas
     if not isinstance(parts, Iterable) or isinstance(parts, bytes):
-        raise InvalidQuota(f"quotas are text such as {EXAMPLES}, or Quota objects, not {short(quotas)}")
+        raise InvalidQuota(f"quotas must be text such as {EXAMPLES}, or Quota objects, not {short(quotas)}")
     found: list[Quota] = []
     for part in parts:
         found.extend([part] if isinstance(part, Quota) else Quota.parse(part))
@@ -334,14 +332,14 @@ def _family(quotas: Quotas, name: str) -> Family:
 
 
 def _shown_as(method: F, bound: F) -> F:
-    """Return what a store has bound, shown by help() and in errors as the method whose place it takes."""
+    """Return a store's bound check with the help and the name of the method that it replaces."""
     if isinstance(bound, FunctionType) and isinstance(method, FunctionType) and "<locals>" in bound.__qualname__:
         bound.__doc__, bound.__qualname__ = method.__doc__, method.__qualname__
     return bound
 
 
 class Guard:
-    """Made by `Limiter.guard`."""
+    """A context manager and decorator; see `Limiter.guard`."""
 
     def __init__(self, limiter: Limiter, key: Key, cost: int, timeout: float | None) -> None:
         self._limiter, self._key, self._cost, self._timeout = limiter, key, cost, timeout
@@ -352,7 +350,7 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to undo: what was taken stays taken."""
+        """Keep what was taken."""
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if inspect.iscoroutinefunction(function):
@@ -371,7 +369,7 @@ class Guard:
 
 
 class AsyncGuard:
-    """Made by `AsyncLimiter.guard`."""
+    """An asynchronous context manager and decorator; see `AsyncLimiter.guard`."""
 
     def __init__(self, limiter: AsyncLimiter, key: Key, cost: int, timeout: float | None) -> None:
         self._limiter, self._key, self._cost, self._timeout = limiter, key, cost, timeout
@@ -382,7 +380,7 @@ class AsyncGuard:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to undo: what was taken stays taken."""
+        """Keep what was taken."""
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         if not inspect.iscoroutinefunction(function):
@@ -401,14 +399,13 @@ class AsyncGuard:
 
 
 def _key_for_block(key: Key) -> str:
-    """Return the key of a guarded block of code, which has no arguments to make a key of."""
+    """Return the key of a guarded block, which has no arguments for a key function."""
     if callable(key):
-        raise UsageError("guard(...) was given a function as its key, which works on decorated functions only")
+        raise UsageError("a function as key of guard(...) works only for decorated functions")
     return key
 
 
 def _admitted(key: str, decision: Decision) -> Decision:
-    """Return an admission; raise LimitExceeded for a refusal."""
     if not decision:
         raise LimitExceeded(key, decision)
     return decision

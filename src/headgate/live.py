@@ -1,7 +1,7 @@
-"""What is read from elsewhere and may change while it is used: rules, descriptors, identity, caller keys, certificates.
+"""Reloadable configuration: rules, descriptors, identity, caller keys, certificates.
 
-`Live` has the value in force and follows its source. Readers take `Live.value` once per request: it is a whole,
-immutable snapshot, and swapping it is one assignment, so no request ever sees half of a change.
+`Live` has the value in force and follows its source. Readers take `Live.value` once per request: it is an immutable
+snapshot, and swapping it is one assignment, so no request sees half of a change.
 
 ::
 
@@ -9,9 +9,9 @@ immutable snapshot, and swapping it is one assignment, so no request ever sees h
                   │                │
                   └── an error ────┴──────> the value stays   counted, logged: what is wrong, and where
 
-A bad change never replaces a good value: it is left alone until the source changes again. Files and folders are sources
-(`FileSource`), and so is anything else that has a name and can say what is new. A source may block: it is asked from a
-thread of its own. One that is told of changes calls `Live.refresh` at once; looking every now and then stands behind.
+An invalid change never replaces a valid value: it is ignored until the source changes again. Files and folders are
+sources (`FileSource`); others need a name and report changes. Reading may block: it runs in its own thread. A source
+that is notified of changes calls `Live.refresh` immediately; polling is the fallback.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 from headgate.core.errors import UsageError
 
 EVERY = 0.5
-"""Seconds between two looks at a source."""
+"""Polling interval in seconds."""
 _LOG = logging.getLogger("headgate.live")
 _FOREVER = 300
 T = TypeVar("T")
@@ -41,108 +41,110 @@ Raw_co = TypeVar("Raw_co", covariant=True)
 
 
 class Source(Protocol[Raw_co]):
-    """Has something that may change."""
+    """Provides data that may change."""
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Its name in messages."""
         ...
 
     def read(self) -> Raw_co:
-        """Return it as it is now. Raises UsageError, or OSError where it cannot be had."""
+        """Return the current data. Raises UsageError, or OSError if unavailable."""
         ...
 
     def changed(self) -> Raw_co | None:
-        """Return it if it is not what was read last, else None. Raises as `read` does, once for each change."""
+        """Return the data if it has changed since the last reading, else None. Raises like `read`, once per change."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadStatistics:
-    """How loading went so far."""
+    """Counts of loading."""
 
     loads: int
-    """Values that came into force, the first one included."""
+    """Values that came into force, including the first."""
     failures: int
-    """Changes that were not acceptable, or could not be had."""
+    """Changes that were invalid or unavailable."""
     loaded_at: float
-    """When the value in force came into force, in seconds since the epoch."""
+    """When the current value came into force, in seconds since the epoch."""
     error: str
-    """Why the last change was not acceptable; empty if it was."""
+    """Why the last change was invalid; empty if it was valid."""
 
 
 class Live(Generic[T]):
-    """Keeps a value up to date. As a context manager it does so from a thread of its own until the block ends.
+    """Keeps a value up to date. As a context manager, it polls in a thread until the block ends.
 
     Args:
-        source: where it comes from.
-        compiled: makes the value of what the source has, given also its version: 1, 2, and so on.
-        what: the plural that messages have for it, such as "rules".
-        every: seconds between two looks at the source.
+        source: provides the data.
+        compiled: makes the value from the data and its version: 1, 2, and so on.
+        what: the plural noun for messages, such as "rules".
+        every: polling interval in seconds.
 
     Raises:
-        UsageError, OSError: the first value is not acceptable, or cannot be had: there is no good one to go on with.
+        UsageError, OSError: the first value is invalid or unavailable.
 
-    A process that forks goes on watching in the child as well. Its thread ends soon after the object, closed or not.
+    Polling continues in forked children. The thread ends soon after the object, closed or not.
     """
 
     def __init__(
         self, source: Source[R], compiled: Callable[[R, int], T], *, what: str = "rules", every: float = EVERY
     ) -> None:
         if isinstance(every, bool) or not isinstance(every, int | float) or not 0.01 <= every <= _FOREVER:
-            raise UsageError(f"every is a number of seconds from 0.01 to {_FOREVER}, not {every!r}")
+            raise UsageError(f"every must be a number of seconds from 0.01 to {_FOREVER}, not {every!r}")
         self.what = what
         self._source: Source[Any] = source
         self._compiled, self._every = compiled, every
         self._statistics = LoadStatistics(1, 0, time.time(), "")
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._lock = threading.Lock()  # not one of `headgate.locks`: a source may block, and no fork waits for it
+        self._lock = (
+            threading.Lock()
+        )  # not one of `headgate.locks`: sources may block, and forks must not wait for them
         self.value: T = compiled(source.read(), 1)
-        """What is in force."""
+        """The value in force."""
         _alive.add(self)
 
     def refresh(self) -> bool:
-        """Look at the source once; says whether another value is in force now."""
+        """Check the source once; return whether a new value is in force."""
         return self._replaced(self._source.changed)
 
     def reload(self) -> bool:
-        """Read the source now, whether it has changed or not; says whether what it has is in force now."""
+        """Read the source, changed or not; return whether its value is in force now."""
         return self._replaced(self._source.read)
 
     @property
     def is_looking(self) -> bool:
-        """Whether the source is asked at the moment, so that what it has read may not be in force yet."""
+        """Whether the source is being read, so that its data may not be in force yet."""
         return self._lock.locked()
 
     def statistics(self) -> LoadStatistics:
-        """Return how loading went, for metrics."""
+        """Return the counts of loading, for metrics."""
         return self._statistics
 
     def start(self) -> None:
-        """Look at the source every now and then, from a thread that ends with the process."""
+        """Poll the source from a daemon thread."""
         if self._thread is None:
             stop = self._stop = threading.Event()
-            watch = weakref.ref(self), stop, self._every  # an object that nobody closes and nobody has is not kept
+            watch = weakref.ref(self), stop, self._every  # the thread does not keep the object alive
             self._thread = threading.Thread(target=_watch, args=watch, name=f"headgate-{self.what}", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Stop looking; the value stays in force."""
+        """Stop polling; the value stays in force."""
         thread, self._thread = self._thread, None
         if thread:
             self._stop.set()
             thread.join()
 
     def _replaced(self, read: Callable[[], Any]) -> bool:
-        with self._lock:  # two at once could put the older one in force last
+        with self._lock:  # concurrent readers could put the older value in force last
             try:
                 raw = read()
                 if raw is None:
                     return False
                 version = self._statistics.loads + 1
                 value = self._compiled(raw, version)
-            except Exception as error:  # noqa: BLE001  whatever a source may raise: what is in force does not depend on it
+            except Exception as error:  # noqa: BLE001  the value in force must survive any error of a source
                 self._failed(error)
                 return False
             self.value = value
@@ -153,13 +155,13 @@ class Live(Generic[T]):
     def _failed(self, error: Exception) -> None:
         wrong = str(error) or type(error).__name__
         trace = None if isinstance(error, UsageError | OSError) else error
-        told = wrong.replace("\n", "; ")
-        _LOG.error("%s: the %s in force stay: %s", self._source.name, self.what, told, exc_info=trace)
-        # Last: who sees it counted finds in the log what was wrong.
+        message = wrong.replace("\n", "; ")
+        _LOG.error("%s: the %s in force stay: %s", self._source.name, self.what, message, exc_info=trace)
+        # Last, so that a counted failure is in the log already.
         self._statistics = replace(self._statistics, failures=self._statistics.failures + 1, error=wrong)
 
-    def _reborn(self) -> None:
-        """Go on in a forked child, which has no thread of its parent, and must not wait for one."""
+    def _resume_in_child(self) -> None:
+        """Resume polling in a forked child, without the parent's thread and lock."""
         watched, self._thread = self._thread, None
         self._lock = threading.Lock()
         if watched:
@@ -176,7 +178,7 @@ class Live(Generic[T]):
 
 
 def _watch(watched: Callable[[], Live[Any] | None], stop: threading.Event, every: float) -> None:
-    """Look at a source every now and then, until told to stop, or nobody has the value any more."""
+    """Poll a source until stopped, or until the object is gone."""
     while not stop.wait(every):
         live = watched()
         if live is None:
@@ -188,26 +190,26 @@ def _watch(watched: Callable[[], Live[Any] | None], stop: threading.Event, every
 _alive: weakref.WeakSet[Live[Any]] = weakref.WeakSet()
 
 
-def _go_on_in_child() -> None:
+def _resume_all_in_child() -> None:
     for live in tuple(_alive):
-        live._reborn()  # noqa: SLF001  as a method it would be registered for ever
+        live._resume_in_child()  # noqa: SLF001  registering a method would keep its object alive
 
 
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_go_on_in_child)
+    os.register_at_fork(after_in_child=_resume_all_in_child)
 
 
 class FileSource(Generic[R]):
-    """Something that is made of one file or of several.
+    """Data from one or several files.
 
-    A file may be replaced (renamed over, as editors and deployment tools do), rewritten in place, or be behind a
-    symbolic link that is swapped, as in a Kubernetes ConfigMap. A change counts when the files have stayed the same
-    between two looks, so that a file that is still being written is left alone.
+    A file may be replaced by renaming (as editors and deployment tools do), rewritten in place, or be behind a symbolic
+    link that is swapped, as in a Kubernetes ConfigMap. A change counts once the files are the same in two polls, so
+    incomplete files are left alone.
 
     Args:
-        path: the file, or the folder: its name in messages, and what `load` is given.
+        path: the file or folder: its name in messages, and the argument of `load`.
         load: reads it. Raises UsageError or OSError.
-        files: says which files it is made of, asked at every look; default: the one at `path`.
+        files: returns its files, at every poll; default: the one at `path`.
     """
 
     def __init__(
@@ -218,8 +220,8 @@ class FileSource(Generic[R]):
     ) -> None:
         self._path, self._load, self._files = Path(path), load, files
         self._others: list[Path] = []
-        self._seen: _Marks | None = None  # what was read last, well or not
-        self._noticed: _Marks | None = None  # what may have to be read next
+        self._seen: _Marks | None = None  # at the last reading, even a failed one
+        self._noticed: _Marks | None = None  # at the last poll
 
     @property
     def name(self) -> str:
@@ -234,7 +236,7 @@ class FileSource(Generic[R]):
         return self._loaded(marks) if is_settled and marks != self._seen else None
 
     def also(self, path: Path) -> None:
-        """Watch another file, too, until the next load. For `load`, before it reads a file that it found named."""
+        """Also watch another file, until the next load. `load` calls it before reading a file named in the first."""
         self._others.append(path)
         if self._seen is not None:
             self._seen[path] = mark_of(path)
@@ -246,14 +248,14 @@ class FileSource(Generic[R]):
         is_first, self._seen = self._seen is None, marks
         for mark in marks.values():
             if not (is_first or mark is None or stat.S_ISREG(mark.mode) or stat.S_ISDIR(mark.mode)):
-                raise OSError(f"{mark.path} is a pipe or a device, which could keep us waiting: it should be a file")
+                raise OSError(f"{mark.path} is a pipe or a device, which could block: it should be a file")
         self._others.clear()
         self._seen = {path: marks[path] for path in self._files(self._path) if path in marks}
         return self._load(self._path)
 
 
 class FileMark(NamedTuple):
-    """What tells one content of a file from another without reading it."""
+    """Identifies the content of a file without reading it."""
 
     path: str
     device: int
@@ -268,11 +270,11 @@ _Marks: TypeAlias = dict[Path, FileMark | None]
 
 
 def mark_of(path: Path) -> FileMark | None:
-    """Return what a file has now; None if it is gone, or cannot be looked at."""
+    """Return the current mark of a file; None if it is missing or inaccessible."""
     try:
         real = path.resolve(strict=True)
         found = real.stat()
-    except (OSError, RuntimeError, ValueError):  # gone, a circle of links, or no path at all: the loader says which
+    except (OSError, RuntimeError, ValueError):  # missing, a loop of links, or an invalid path: the loader reports it
         return None
     return FileMark(
         str(real), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode
@@ -280,7 +282,7 @@ def mark_of(path: Path) -> FileMark | None:
 
 
 def yaml_files(folder: Path) -> list[Path]:
-    """Return the YAML files of a folder, in the order of their names, hidden ones left out; none if it is gone."""
+    """Return the YAML files of a folder by name, without hidden ones; none if it is missing."""
     try:
         found = [path for path in folder.iterdir() if path.suffix in {".yaml", ".yml"}]
     except OSError:

@@ -1,12 +1,10 @@
-"""Locks that neither a fork nor an interruption turns into a trap.
+"""Locks that are safe with forks and reentrant calls.
 
-* A process may fork while another of its threads holds a lock. The child has no such thread, so nobody would ever
-  release it there. Therefore whoever forks holds all of these locks for that moment, and both processes release them.
-  They are taken in one order, the newest first: what was made later may call what was made before while it holds its
-  own, never the other way round.
-* A signal handler, or a ``__del__``, may run at any point of a call and make another one, on the same thread. So these
-  locks let the thread that holds them in again. They keep other threads out, and nothing else: what is read and then
-  replaced under such a lock must still be what was read.
+* A process may fork while another thread holds a lock, which nothing would release in the child. So the forking thread
+  holds all of these locks during the fork, and both processes release them. It acquires the newest first: newer objects
+  may call older ones while they hold their lock, never the other way round.
+* A signal handler or a ``__del__`` may run inside a call and make another one in the same thread. So these locks are
+  reentrant. They only exclude other threads: data read under such a lock may have changed before it is replaced.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _locks: WeakValueDictionary[int, RLock] = WeakValueDictionary()
 
 
 class _Forking(threading.local):
-    """The locks that a thread holds while it forks."""
+    """The locks that a thread holds during a fork."""
 
     def __init__(self) -> None:
         self.held: list[RLock] = []
@@ -36,7 +34,7 @@ _forking = _Forking()
 
 
 def new_lock() -> RLock:
-    """Return a lock that can be held again by the thread that holds it, and that no forked child finds held."""
+    """Return a reentrant lock that is never held in a forked child."""
     lock = _locks[next(_numbers)] = threading.RLock()
     return lock
 

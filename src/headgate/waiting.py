@@ -1,10 +1,10 @@
-"""Waiting for a limit: in line, first come first served, without polling.
+"""Waiting for a limit: first come, first served, without polling.
 
-The logic is a flow, the same for threads and for tasks (see `headgate.flows`): it yields what to do next, a call of
-the store or a pause, and is sent the answer.
+The logic is a flow for threads and tasks (see `headgate.flows`): it yields a call of the store or a pause, and receives
+the decision.
 
-Only the head of a line asks the store. Refused, it waits exactly as long as the answer says, which is exact, and asks
-again; all behind it wait to become the head. Whoever leaves, admitted or not, lets the next one step up.
+Only the head of a queue calls the store. When refused, it waits exactly as long as the decision says, and tries again;
+the others wait to become the head. A caller that leaves, admitted or not, wakes the next one.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ LONGEST_TIMEOUT = 1_000_000_000
 
 
 class Ticket(Protocol):
-    """A place in a line; can be called from any thread."""
+    """A place in a queue; thread-safe."""
 
     def call(self) -> None:
         """Wake the holder."""
         ...
 
     def settle(self) -> None:
-        """Forget past calls; done by the holder, awake."""
+        """Clear past wake-ups; called by the awake holder."""
         ...
 
     def is_lost(self) -> bool:
-        """Is the holder gone without having left the line?"""
+        """Return whether the holder is gone without leaving the queue."""
         ...
 
 
 class ThreadTicket:
-    """A place in a line for a thread."""
+    """A place in a queue for a thread."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
@@ -61,7 +61,7 @@ class ThreadTicket:
 
 
 class TaskTicket:
-    """A place in a line for a task of the running event loop."""
+    """A place in a queue for a task of the running event loop."""
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
@@ -77,16 +77,16 @@ class TaskTicket:
 
 
 def _is_gone(process: int, thread: int) -> bool:
-    """Was this a thread of the parent? Of its threads a forked child has the one that forked, as its main thread."""
+    """Return whether a fork lost this thread: the child has only the forking one, as its main thread."""
     return process != os.getpid() and thread != threading.main_thread().ident
 
 
-class WaitingLines:
-    """The lines of all keys of one limiter."""
+class WaitQueues:
+    """The queues of one limiter, by key."""
 
     def __init__(self) -> None:
-        self._lock = new_lock()  # an abandoned flow leaves its line when it is collected, wherever that happens
-        self._lines: dict[str, dict[Ticket, None]] = {}  # a dict keeps its order, and any place in it is found at once
+        self._lock = new_lock()  # reentrant: an abandoned flow leaves its queue whenever it is collected
+        self._queues: dict[str, dict[Ticket, None]] = {}  # ordered, with fast removal
 
     def is_empty(self, key: str) -> bool:
         with self._lock:
@@ -94,7 +94,7 @@ class WaitingLines:
 
     def join(self, key: str, ticket: Ticket) -> None:
         with self._lock:
-            self._lines.setdefault(key, {})[ticket] = None
+            self._queues.setdefault(key, {})[ticket] = None
 
     def is_head(self, key: str, ticket: Ticket) -> bool:
         with self._lock:
@@ -103,53 +103,53 @@ class WaitingLines:
     def leave(self, key: str, ticket: Ticket) -> None:
         with self._lock:
             was_head = self._head(key) is ticket
-            self._lines.get(key, {}).pop(ticket, None)
+            self._queues.get(key, {}).pop(ticket, None)
             head = self._head(key)
             if was_head and head:
                 head.call()
 
     def wake(self, key: str) -> None:
-        """Have the head of the line ask again: something was given back."""
+        """Wake the head of a queue after a refund or reset."""
         with self._lock:
             head = self._head(key)
             if head:
                 head.call()
 
     def _head(self, key: str) -> Ticket | None:
-        line = self._lines.get(key, {})
-        while line:
-            ticket = next(iter(line))
+        queue = self._queues.get(key, {})
+        while queue:
+            ticket = next(iter(queue))
             if not ticket.is_lost():
                 return ticket
-            del line[ticket]
-        self._lines.pop(key, None)
+            del queue[ticket]
+        self._queues.pop(key, None)
         return None
 
 
 class Pause(NamedTuple):
-    """A step of a flow: to wait."""
+    """A step of a flow: wait."""
 
     until: int | None
-    """The tick of the clock until which to wait, if there is one."""
+    """The tick until which to wait, or None."""
     listen: bool = True
-    """Whether a call of the ticket ends it."""
+    """Whether a call of the ticket ends the wait."""
 
 
-class Wanted(NamedTuple):
-    """What is waited for."""
+class WaitRequest(NamedTuple):
+    """The request of a waiting caller."""
 
     plan: Plan
     cost: int
     until: int | None
-    """The tick of the clock at which the waiting ends; None is without end."""
+    """The tick of the deadline; None: no deadline."""
 
 
 Flow = Generator[Call | Pause, Decision | None, Decision]
-"""Yields what to do, a call of the store or a pause; returns the final decision."""
+"""Yields calls of the store and pauses; returns the final decision."""
 
 
 def deadline(now: int, timeout: float | None) -> int | None:
-    """Return the tick at which a wait of `timeout` seconds from the tick `now` ends; None is without end."""
+    """Return the tick of a deadline `timeout` seconds after `now`; None: no deadline."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= LONGEST_TIMEOUT:
@@ -159,27 +159,27 @@ def deadline(now: int, timeout: float | None) -> int | None:
     return now + round(timeout * 1_000_000)
 
 
-def acquire(lines: WaitingLines, key: str, ticket: Ticket, clock: Clock, wanted: Wanted) -> Flow:
-    """Take what is wanted for `key`, in line behind those who wait already, or learn that it cannot be had in time.
+def acquire(queues: WaitQueues, key: str, ticket: Ticket, clock: Clock, wanted: WaitRequest) -> Flow:
+    """Take the cost for `key` in the order of arrival, or return a refusal once it cannot be admitted in time.
 
-    Returns the admission, after any delay that comes with it, or a refusal.
+    An admission is returned after its delay.
 
-    A place in a queue is for good: others come to stand behind it. So the store is asked for one only if its turn comes
-    in time: while that is not so, its answer is a refusal, and takes nothing (see `_in_time`).
+    A place in a queueing limit cannot be returned, since later requests depend on it. So the request is made only for
+    places whose turn comes in time: for others it is a refusal, and takes nothing (see `_in_time`).
     """
-    if lines.is_empty(key):
-        asked = _in_time(wanted, clock)
-        decision = yield from _answer(Verb.CHECK, asked, wanted.cost)
+    if queues.is_empty(key):
+        plan_in_time = _in_time(wanted, clock)
+        decision = yield from _answer(Verb.CHECK, plan_in_time, wanted.cost)
         if decision:
-            return (yield from _taken(clock, decision, asked, wanted.plan))
+            return (yield from _taken(clock, decision, plan_in_time, wanted.plan))
         if _is_too_late(clock, decision, wanted):
             return (yield from _refusal(clock, decision, wanted))
-    lines.join(key, ticket)
+    queues.join(key, ticket)
     try:
         while True:
-            ticket.settle()  # a call from here on is noticed by the next pause
-            head, asked = lines.is_head(key, ticket), _in_time(wanted, clock)
-            decision = yield from _answer(Verb.CHECK if head else Verb.PEEK, asked, wanted.cost)
+            ticket.settle()  # a wake-up from here on ends the next pause
+            head, plan_in_time = queues.is_head(key, ticket), _in_time(wanted, clock)
+            decision = yield from _answer(Verb.CHECK if head else Verb.PEEK, plan_in_time, wanted.cost)
             if head and decision:
                 break
             if _is_too_late(clock, decision, wanted):
@@ -188,19 +188,19 @@ def acquire(lines: WaitingLines, key: str, ticket: Ticket, clock: Clock, wanted:
                 yield Pause(clock.ticks() + decision.retry_after_us)
             elif wanted.until is None or clock.ticks() < wanted.until:
                 yield Pause(wanted.until)
-            else:  # it might pass now, but not before those ahead, who may need all there is
+            else:  # it might pass now, but callers ahead may need all of it
                 return _refused(decision, decision.retry_after_us or decision.reset_after_us or 1)
     finally:
-        lines.leave(key, ticket)
-    return (yield from _taken(clock, decision, asked, wanted.plan))
+        queues.leave(key, ticket)
+    return (yield from _taken(clock, decision, plan_in_time, wanted.plan))
 
 
-def _in_time(wanted: Wanted, clock: Clock) -> Plan:
-    """Return the plan with each queue cut to the longest one whose last place has its turn in time.
+def _in_time(wanted: WaitRequest, clock: Clock) -> Plan:
+    """Return the plan with each queueing limit cut to the places whose turn comes in time.
 
-    A state says what was used, whatever the capacity: so a shorter queue, asked about the same state, admits those that
-    the long one admits and serves in time. It is shorter by less than one unit too much; a caller that would find a
-    place in this last unit waits a moment for it, and has the same turn.
+    State counts usage independently of capacity: so the shorter queue admits just those that the full one serves in
+    time. Its length is exact to one unit; a caller for a place in this last unit waits for a moment, and has the same
+    turn.
     """
     plan, cost, until = wanted
     if until is None or not any(limit.quota.queue for limit in plan):
@@ -210,53 +210,53 @@ def _in_time(wanted: Wanted, clock: Clock) -> Plan:
 
 
 def _shortened(quota: Quota, left_us: int, cost: int) -> Quota:
-    """Return a queue that admits `cost` only behind what flows out in `left_us`."""
+    """Return a queue that admits `cost` only behind what drains in `left_us`."""
     capacity = left_us * quota.limit // quota.window_us + cost
     return _of_capacity(quota, capacity) if quota.queue and capacity < quota.capacity else quota
 
 
 @lru_cache(maxsize=4096)
 def _of_capacity(quota: Quota, capacity: int) -> Quota:
-    return replace(quota, burst=capacity - quota.limit, warn_percent=100, calm_percent=100)  # nobody is warned of it
+    return replace(quota, burst=capacity - quota.limit, warn_percent=100, calm_percent=100)  # without warnings
 
 
-def _turn(clock: Clock, decision: Decision, wanted: Wanted) -> int:
-    """Return the tick at which it is the turn of what is wanted, if nobody else comes."""
+def _turn(clock: Clock, decision: Decision, wanted: WaitRequest) -> int:
+    """Return the tick at which the request could be served if no others come."""
     longest = 0
     for part in decision.limits:
         wait, quota = max(part.retry_after_us, part.delay_us), part.quota
-        if quota.queue and not part.allowed:  # then it will be the last in the queue
+        if quota.queue and not part.allowed:  # it would be the last in the queue
             wait += max(0, -(-(quota.capacity - wanted.cost) * quota.window_us // quota.limit))
         longest = max(longest, wait)
     return clock.ticks() + longest
 
 
-def _is_too_late(clock: Clock, decision: Decision, wanted: Wanted) -> bool:
+def _is_too_late(clock: Clock, decision: Decision, wanted: WaitRequest) -> bool:
     return not decision and wanted.until is not None and _turn(clock, decision, wanted) > wanted.until
 
 
-def _taken(clock: Clock, decision: Decision, asked: Plan, plan: Plan) -> Flow:
-    """Return an admission when its turn has come."""
+def _taken(clock: Clock, decision: Decision, plan_in_time: Plan, plan: Plan) -> Flow:
+    """Return an admission after its delay."""
     if decision.delay_us:
         yield Pause(clock.ticks() + decision.delay_us, listen=False)
-    if asked is plan:
+    if plan_in_time is plan:
         return decision
-    parts = [_told(part, *limits) for part, *limits in zip(decision.limits, asked, plan, strict=True)]
+    parts = [_in_full(part, *limits) for part, *limits in zip(decision.limits, plan_in_time, plan, strict=True)]
     return combine(parts)
 
 
-def _told(part: Decision, asked: Limit, meant: Limit) -> Decision:
-    """Return what a limit that was asked for less than it has says of all it has."""
+def _in_full(part: Decision, plan_in_time: Limit, meant: Limit) -> Decision:
+    """Return a decision about a shortened queue in terms of the full one."""
     quota = meant.quota
-    if part.quota is not asked.quota or asked.quota is quota:
+    if part.quota is not plan_in_time.quota or plan_in_time.quota is quota:
         return part
     remaining = part.remaining + quota.capacity - part.limit
     _, pressure = judge(quota)(0, remaining, 0)
     return msgspec.structs.replace(part, limit=quota.capacity, remaining=remaining, state=pressure, quota=quota)
 
 
-def _refusal(clock: Clock, decision: Decision, wanted: Wanted) -> Flow:
-    """Return the refusal of what would come too late; for a queue, with what all of it has."""
+def _refusal(clock: Clock, decision: Decision, wanted: WaitRequest) -> Flow:
+    """Return the refusal of a late request; for a queueing limit, in terms of the full queue."""
     if wanted.until is None or not any(limit.quota.queue for limit in wanted.plan):
         return decision
     late = _turn(clock, decision, wanted) - wanted.until

@@ -114,7 +114,7 @@ def test_a_changed_rule_is_enforced_by_all_workers_and_by_those_that_take_their_
 
 
 def test_services_that_were_given_the_same_folder_keep_their_rules_apart(fleet: Fleet) -> None:
-    warned = ["another service keeps its rules in" in service.complained for service in fleet.all[:2]]
+    warned = ["another service uses" in service.complained for service in fleet.all[:2]]
     assert sorted(warned) == [False, True]
     assert len(list((fleet.folder / "data").glob("*/rules.json"))) == 1
     assert len(list((fleet.folder / "data").glob("service-2/*/rules.json"))) == 1
@@ -197,7 +197,7 @@ def test_a_database_that_dies_stops_no_decision_and_everything_heals(fleet: Flee
             assert meanwhile.metric("rules_stale") == 1
             assert meanwhile.limit_of("somebody") in {limit for limit, status, _ in editor.told if status == 200}
             assert without_rules.ended() == 1
-            assert "there are no rules to begin with" in without_rules.complained
+            assert "there are no rules to start with" in without_rules.complained
             assert "Traceback" not in without_rules.complained
         finally:
             postgres.start()

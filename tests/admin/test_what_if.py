@@ -101,7 +101,7 @@ class Traffic:
             first = chance.randrange(units + 1)
             for some in (first, units - first):
                 if some:
-                    chance.choice(self.workers).asked((limit,), some)
+                    chance.choice(self.workers).record((limit,), some)
         self.asked.append(Counter(use))
         for worker in self.workers:
             worker.second(NOON + len(self.asked) * self.quota.window_us)

@@ -49,7 +49,7 @@ class EmbeddedService(Service):
     @property
     def key(self) -> str:
         """The first key, if it was shown."""
-        found = re.search(r"only now:\n +(\S+)\n", self.said)
+        found = re.search(r"only once:\n +(\S+)\n", self.said)
         return found[1] if found else ""
 
 
@@ -180,7 +180,7 @@ def test_overrides_that_a_file_takes_from_users_are_counted_and_asked_about(oper
     operator.run("users", "override", "ada", "all-ip", "--limit", "5")
     command = ("rules", "apply", str(file))
     assert "update user ada\nwould delete 1 override\n1 change," in operator.run(*command, "--dry-run")
-    assert "This deletes 1: override all-ip of user ada. Go on?" in operator.run(*command, code=2)
+    assert "This deletes 1: override all-ip of user ada. Continue?" in operator.run(*command, code=2)
     operator.agree(*command, meanwhile=lambda: None)
     assert operator.run("rules", "diff", str(file)) == "no difference\n"
     operator.run("users", "override", "bob", "all-ip", "--limit", "5")
@@ -241,11 +241,11 @@ def test_an_override_lasts_for_as_long_as_is_said(operator: Operator) -> None:
     assert earliest <= until_ <= in_an_hour()
     for wrong, told in (
         (("--for", "1h", "--until", "2036-01-01T00:00:00Z"), "give one of them"),
-        (("--for", "soon"), "--for is a length of time, such as 30m, 1h or 7d, not 'soon'"),
-        (("--for", "1h", "--end"), "--end ends the override: it does not go with --for"),
+        (("--for", "soon"), "--for must be a duration, such as 30m, 1h or 7d, not 'soon'"),
+        (("--for", "1h", "--end"), "--end ends the override: it cannot be combined with --for"),
     ):
         assert told in operator.run("users", "override", "for-an-hour", "orders-user", *wrong, code=2)
-    assert "say what is different" in operator.run("users", "override", "u", "orders-user", "--for", "1h", code=2)
+    assert "give a change" in operator.run("users", "override", "u", "orders-user", "--for", "1h", code=2)
     operator.run("users", "override", "for-an-hour", "orders-user", "--end")
 
 
@@ -291,10 +291,10 @@ def test_a_second_start_has_the_same_rules_and_shows_no_key(tmp_path: Path) -> N
     try:
         assert "rules  2, from sqlite:///" in again.said
         assert not again.key
-        assert "only now" not in again.said
+        assert "only once" not in again.said
         again_too = EmbeddedService(folder, tmp_path / "beside").started()
         again_too.stop()
-        assert "another service keeps its rules" in again_too.complained
+        assert "another service uses" in again_too.complained
     finally:
         again.stop()
 
@@ -312,7 +312,7 @@ def test_a_folder_that_cannot_be_written_is_said_to_be_that(tmp_path: Path) -> N
     code, said = ended(words, Path("/proc/self"))
     assert code == 1
     assert "headgate.db" in said
-    assert "must be able to write" in said
+    assert "must be writable" in said
     assert "Traceback" not in said
 
 
@@ -370,7 +370,7 @@ def test_a_database_that_is_not_there_is_not_made(
 ) -> None:
     option = () if words[0] == "database" else ("--database",)
     assert main([*words, *option, f"sqlite:///{tmp_path}/typo.db"]) == 2
-    assert "there is no such file" in capsys.readouterr().err
+    assert "no such file" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

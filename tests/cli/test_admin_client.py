@@ -55,7 +55,7 @@ def test_what_is_not_an_address_is_refused_with_an_example(text: str, capsys: py
 
 def test_only_http_will_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["usage", "--url", "grpc://127.0.0.1:8081"]) == 2
-    assert "one is like http://127.0.0.1:8082 (http, https)" in capsys.readouterr().err
+    assert "not an address of a service, such as http://127.0.0.1:8082 (http, https)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", ["", "a\r\nb", "\u00e9", "x" * 3000])
@@ -64,7 +64,7 @@ def test_a_key_cannot_smuggle_headers(
 ) -> None:
     monkeypatch.setenv("HEADGATE_ADMIN_KEY", key)
     assert main(["usage", "--url", "http://127.0.0.1:1"]) == 2
-    assert ("a caller key is printable" if key else "wants a key") in capsys.readouterr().err
+    assert ("the caller key must be printable" if key else "requires a key") in capsys.readouterr().err
 
 
 def test_files_that_cannot_be_used_for_tls_are_named(
@@ -77,7 +77,7 @@ def test_files_that_cannot_be_used_for_tls_are_named(
         assert main(["usage", "--url", "https://127.0.0.1:1", "--ca", file]) == 2
         assert f"{file} cannot be used for TLS" in capsys.readouterr().err
     assert main(["usage", "--url", "http://127.0.0.1:1", "--ca", str(wrong)]) == 2
-    assert "--ca is for TLS: the address should be https://127.0.0.1:1" in capsys.readouterr().err
+    assert "--ca requires TLS: the address should be https://127.0.0.1:1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_files_that_cannot_be_used_for_tls_are_named(
             "nothing listens at h:1 (connection refused): start one with headgate serve",
         ),
         (TimeoutError(), "h:1 does not answer in time"),
-        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong"), "h:1 does not speak TLS as it should: [SSL: W"),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong"), "h:1 failed the TLS handshake: [SSL: W"),
         (socket.gaierror(-2, "Name or service not known"), "h:1 cannot be reached: Name or service not known"),
         (OSError("Multiple exceptions"), "h:1 cannot be reached: Multiple exceptions"),
     ],

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headgate.cli.__main__ import main
-from headgate.cli.check import _tell
+from headgate.cli.check import _write
 from headgate.cli.command import Terminal
 from headgate.core.decision import Decision
 from headgate.core.pressure import Pressure
@@ -151,14 +151,14 @@ def test_what_the_service_does_not_accept_is_told(url: str, capsys: pytest.Captu
         (["--url", "localhost:8080", "/"], "http://localhost:8080"),
         (["--url", "ftp://127.0.0.1:8081", "/"], "http, https, grpc, grpcs"),
         (["--attribute", "region"], "NAME=VALUE"),
-        ([], "say who asks for what: headgate check --user 42"),
-        (["--peek"], "say who asks for what"),
+        ([], "name the caller and the path: headgate check --user 42"),
+        (["--peek"], "name the caller and the path"),
         (["--rule", "r", "--user", "1", "/path"], "leave out the path"),
         (["--rule", "r"], "--user 42"),
-        (["--rule", "r", "--user", "1", "--ip", "::1"], "one who is counted"),
+        (["--rule", "r", "--user", "1", "--ip", "::1"], "takes one principal"),
         (["--ca", "ca.pem", "/"], "https://"),
-        (["--timeout", "0", "/"], "timeout is a number of seconds"),
-        (["--timeout", "nan", "/"], "timeout is a number of seconds"),
+        (["--timeout", "0", "/"], "timeout must be a number of seconds"),
+        (["--timeout", "nan", "/"], "timeout must be a number of seconds"),
         (["--caller-key", "a\nb", "/"], "caller key"),
         (["--cost", "much"], "--cost"),
     ],
@@ -186,14 +186,14 @@ def test_where_nothing_listens_it_says_how_to_start_one(
     ("answer", "said"),
     [
         (b"", "did not answer: Server disconnected"),
-        (response(b"no", "401 Unauthorized"), "the key goes into HEADGATE_CALLER_KEY"),
+        (response(b"no", "401 Unauthorized"), "put the key into HEADGATE_CALLER_KEY"),
         (b"SSH-2.0-OpenSSH\r\n", "did not answer: "),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{", "did not answer: peer closed connection"),
         (response(b"<html>"), "not like Headgate"),
         (response(b"\xff"), "not like Headgate"),
         (response(b'{"results": "yes"}'), "not like Headgate"),
         (response(b'{"results": [{"allowed": true}]}'), "without `exact`"),
-        (response(b'{"results": []}'), "answers 0 of 1 questions"),
+        (response(b'{"results": []}'), "answers 0 of 1 checks"),
         (response(b"[" * 100_000), "not like Headgate"),
         (response(b"nothing", "404 Not Found"), "answers 404: Not Found; is it Headgate?"),
         (response(b'{"title": "Gone \\u001b[31m"}', "500 Oh"), "answers 500: Gone \\x1b[31m"),
@@ -228,7 +228,7 @@ def test_callers_keys_and_tls(
         assert main(asked) == 2
         said = capsys.readouterr().err
         assert "has a certificate that is not trusted: " in said
-        assert "goes into --ca" in said
+        assert "with --ca" in said
         assert "headgate serve" not in said
         asked += ["--ca", str(authority.path)]
         assert main(asked) == 2
@@ -244,14 +244,14 @@ def test_a_service_without_tls_is_said_to_be_at_http(capsys: pytest.CaptureFixtu
     with service() as found:
         assert main(["check", "--url", f"https://localhost:{found.started().http_port}", "/"]) == 2
     first, second = capsys.readouterr().err.splitlines()
-    assert "does not speak TLS as it should: " in first
+    assert "failed the TLS handshake: " in first
     assert second == "  a service without TLS is at http://"
 
 
 def test_what_is_degraded_or_has_to_wait_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal.of(sys.stdout, sys.stderr)
     decision = Decision(True, 1, 0, 0, 0, Pressure.NORMAL, Quota(1, SECOND), 1_500_000, degraded="storage_unavailable")
-    _tell(Ruling(True, Verdict.LIMITED, decision, "r", ("r",), matched=True), 0, terminal, peeked=False)
+    _write(Ruling(True, Verdict.LIMITED, decision, "r", ("r",), matched=True), 0, terminal, peeked=False)
     out = capsys.readouterr().out
-    assert "degraded: the store did not decide this (storage_unavailable); what was used there is not known" in out
-    assert "its turn comes in 1.5 s" in out
+    assert "degraded: the store did not decide (storage_unavailable), so the usage recorded there is unknown" in out
+    assert "delayed by 1.5 s" in out

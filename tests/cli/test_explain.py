@@ -83,7 +83,7 @@ def test_lists_and_nothing(rules: str, capsys: pytest.CaptureFixture[str]) -> No
 def test_a_store_that_is_away_is_told(rules: str, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["explain", "--rules", rules, "--user", "42", "--method", "POST", "/orders"]
     assert main([*asked, "--store", f"redis://127.0.0.1:{free_port()}?timeout=30"]) == 0
-    told = "the store does not answer (storage_unavailable): what was used is not known, nor what it would decide"
+    told = "the store does not answer (storage_unavailable): the recorded usage and the decision are unknown"
     assert told in capsys.readouterr().out
 
 
@@ -144,7 +144,7 @@ def test_a_running_service_explains_by_its_rules_and_what_was_used_there(
         assert json.loads(capsys.readouterr().out)["allowed"] is False
         assert main(["explain", "--timeout", "60", "--user", "7", *request[2:]]) == 0, "nothing of his was used"
         assert main(["explain", "--url", url, "--rules", rules, *request]) == 2
-        assert "say one of them" in capsys.readouterr().err
+        assert "give one of them" in capsys.readouterr().err
 
 
 def test_a_service_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +187,7 @@ def test_such_a_folder_is_validated_and_listed_alike(ratelimit: str, capsys: pyt
 
 def test_rules_are_explained_for_a_path(rules: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--rules", rules, "--user", "42"]) == 2
-    assert "say which PATH" in capsys.readouterr().err
+    assert "give the PATH" in capsys.readouterr().err
 
 
 def test_a_descriptor_is_explained_by_a_running_service(ratelimit: str, capsys: pytest.CaptureFixture[str]) -> None:

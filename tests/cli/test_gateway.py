@@ -32,7 +32,7 @@ def test_init_writes_a_file_that_passes_the_check_and_leaves_one_that_is_there(
     assert "gateway.yaml: it could start: 2 routes to 2 services" in capsys.readouterr().out
     Path("gateway.yaml").write_text("mine")
     assert main(["gateway", "--init"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert Path("gateway.yaml").read_text() == "mine"
     assert main(["gateway", "--init", "other.yaml"]) == 0
     assert capsys.readouterr().out.split()[-1] != key

@@ -167,6 +167,6 @@ def test_a_users_text_cannot_steer_the_terminal() -> None:
 
 def test_what_a_stream_cannot_show_is_written_out() -> None:
     ascii_only = io.TextIOWrapper(io.BytesIO(), "ascii")
-    Terminal(ascii_only, ascii_only).say("é")
+    Terminal(ascii_only, ascii_only).write("é")
     ascii_only.seek(0)
     assert ascii_only.read() == "\\xe9\n"

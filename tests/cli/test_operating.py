@@ -68,7 +68,7 @@ def test_with_a_path_it_is_for_what_applies_there_and_says_what_is_left_alone(
     assert main(["reset", "--user", "ada", "--method", "post", "/api/v1/orders"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "reset: orders",
-        "others share these, which were left alone (name one with --rule): everybody",
+        "not reset, since others share them (name one with --rule): everybody",
     ]
 
 
@@ -151,9 +151,9 @@ def test_an_ipv6_address_is_known_by_its_network(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["who", "#12", "--user", "ada"], "a digest is # and 16 hexadecimal digits"),
-        (["who", "#0123456789abcdef"], "cannot be turned back: say who it may be"),
-        (["reset"], "say whose limits: --user 42"),
+        (["who", "#12", "--user", "ada"], "a digest must be # and 16 hexadecimal digits"),
+        (["who", "#0123456789abcdef"], "cannot be reversed: give candidates"),
+        (["reset"], "name a caller or a rule: --user 42"),
     ],
 )
 def test_wrong_usage(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

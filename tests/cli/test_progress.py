@@ -38,7 +38,7 @@ def test_work_that_takes_long_is_shown_and_a_terminal_is_left_clean(
     monkeypatch.setattr(progress, "EVERY", 0.001)
     monkeypatch.setattr(progress, "_REDRAW", 0.001)
     screen = Screen(is_terminal=is_terminal)
-    with progress.shown(Terminal(io.StringIO(), screen), "reading", "bytes") as seen:
+    with progress.show(Terminal(io.StringIO(), screen), "reading", "bytes") as seen:
         seen.total, seen.done = 4000, 1000
         until(lambda: "1,000 of 4,000 bytes" in screen.getvalue(), "it is shown", SECONDS)
     said = screen.getvalue()
@@ -50,7 +50,7 @@ def test_what_is_quick_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADGATE_PROGRESS")
     monkeypatch.setattr(progress, "PATIENCE", 600.0)
     screen = Screen(is_terminal=True)
-    with progress.shown(Terminal(io.StringIO(), screen), "reading"):
+    with progress.show(Terminal(io.StringIO(), screen), "reading"):
         pass
     assert screen.getvalue() == ""
 

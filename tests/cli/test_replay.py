@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headgate.cli.__main__ import main
-from headgate.replay.merging import MergedLogs
+from headgate.replay.logs import MergedLogs
 from tests.replay.samples import line
 
 RULES = """
@@ -52,7 +52,7 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["login-ip"].split()[1:7] == ["(shadow)", "1/minute", "ip", "2", "1", "50.0"]
     assert "applied to no request: admin\n" in out
     assert "most refused by per-user\n  ada: 2\n  first at 2026-10-26 07:33:23 UTC: GET / by ada\n" in out
-    assert "1 request (9.1 %) met no rule." in out
+    assert "1 request (9.1 %) matched no rule." in out
     assert "1 line could not be read, such as:\n  access.log, line 9: " in out
     assert "\033" not in out
     assert "█" in out
@@ -134,17 +134,17 @@ def test_columns_of_a_log_become_principals_attributes_and_tiers(
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (["access.log"], 2, "say by which --rules FILE, or set HEADGATE_RULES"),
+        (["access.log"], 2, "give --rules FILE, or set HEADGATE_RULES"),
         (["--rules", "rules.yaml", "missing.log"], 2, "missing.log: No such file or directory"),
         (["--rules", "missing.yaml", "access.log"], 2, "missing.yaml"),
         (["--rules", "bad.yaml", "access.log"], 1, "these rules would not be used"),
-        (["--rules", "envoy.yaml", "access.log"], 2, "envoy.yaml is of envoyproxy/ratelimit"),
+        (["--rules", "envoy.yaml", "access.log"], 2, "envoy.yaml is for envoyproxy/ratelimit"),
         (["--rules", "rules.yaml", "--since", "noon", "access.log"], 2, "--since takes a day or a time"),
         (["--rules", "rules.yaml", "--principal", "user", "access.log"], 2, "--principal takes NAME=VALUE"),
         (["--rules", "-", "-"], 2, "only one of --rules, --compare and the logs can be -"),
         (["--rules", "rules.yaml", "--max-keys", "0", "access.log"], 2, "max_keys must be a whole number from 1"),
         (["--rules", "rules.yaml", "--since", "2030-01-01", "access.log"], 1, "No request was replayed."),
-        (["--rules", "rules.yaml", "--format", "gzip", "access.log"], 2, "no format 'gzip'"),
+        (["--rules", "rules.yaml", "--format", "gzip", "access.log"], 2, "unknown format 'gzip'"),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -173,4 +173,4 @@ def test_an_interrupted_replay_shows_what_it_found(
     assert main(["replay", "--rules", "rules.yaml", "access.log"]) == 130
     out = capsys.readouterr().out
     assert out.startswith("4 requests from ")
-    assert "Interrupted: this is what was found until then." in out
+    assert "Interrupted: these are the results until then." in out

@@ -209,9 +209,9 @@ def test_a_difference_for_people(newer: str, capsys: Printed) -> None:
         "~ rule orders-user\n"
         "    limit: 100 -> 200\n"
         "    window: 1m -> 2m\n"
-        "    starts afresh: what was used is forgotten (the algorithm or the window is another)\n"
+        "    starts afresh: its usage is lost (the algorithm or the window is another)\n"
         '~ tiers.premium.orders-user: {"limit": 1000} -> {"limit": 1000, "window": "1h"}\n'
-        "    starts afresh: what was used is forgotten\n"
+        "    starts afresh: its usage is lost\n"
         '+ allow: {"ip": "10.0.0.0/8"}\n'
         "\nrules: 1 added, 0 removed, 1 changed; other changes: 2\n"
     )

@@ -55,12 +55,12 @@ def test_seconds_may_have_fractions() -> None:
 @pytest.mark.parametrize(
     ("words", "environment", "said"),
     [
-        (["--http-port", "x"], {}, "--http-port: a number"),
-        ([], {"HEADGATE_HTTP_PORT": "tcp://10.0.0.1:80"}, "HEADGATE_HTTP_PORT: a number"),
+        (["--http-port", "x"], {}, "--http-port must be a number"),
+        ([], {"HEADGATE_HTTP_PORT": "tcp://10.0.0.1:80"}, "HEADGATE_HTTP_PORT must be a number"),
         (["--http-port", "-1"], {}, "--http-port: a whole number from 0"),
         ([], {"HEADGATE_WORKERS": "2"}, "HEADGATE_WORKERS: 2 workers need a store that they share"),
-        (["--log-access", "maybe"], {}, "--log-access: on or off"),
-        (["--drain-seconds", "soon"], {}, "--drain-seconds: a number"),
+        (["--log-access", "maybe"], {}, "--log-access must be on or off"),
+        (["--drain-seconds", "soon"], {}, "--drain-seconds must be a number"),
         (["--http-port", "7"], {"HEADGATE_GRPC_PORT": "7"}, "HEADGATE_GRPC_PORT: HTTP has port 7 already"),
     ],
 )
@@ -75,9 +75,9 @@ def test_what_is_wrong_is_told_by_the_name_it_was_given_by(
     "number", ["8_0", "\u0668\u0660", "\uff18\uff10", " 80", "80 ", "+80", "0x50", "8e1", "", "80.0"]
 )
 def test_numbers_are_written_in_plain_digits(number: str) -> None:
-    with pytest.raises(UsageError, match="--http-port: a number"):
+    with pytest.raises(UsageError, match="--http-port must be a number"):
         settings("--http-port", number)
-    with pytest.raises(UsageError, match="--drain-seconds: a number"):
+    with pytest.raises(UsageError, match="--drain-seconds must be a number"):
         settings("--drain-seconds", "1_0")
 
 
@@ -200,4 +200,4 @@ def test_variables_that_are_not_options_are_warned_of(
     assert main(["serve", "--check"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert "HEADGATE_WORKER in the environment is not an option" in line
-    assert line.endswith(": HEADGATE_WORKERS may be meant")
+    assert line.endswith(": did you mean HEADGATE_WORKERS?")

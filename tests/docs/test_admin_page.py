@@ -40,7 +40,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def first_key(found: Service) -> str:
     """The key that it printed."""
-    shown = re.search(r"shown only now:\n  (\S+)\n", found.said)
+    shown = re.search(r"shown only once:\n  (\S+)\n", found.said)
     assert shown, found.said
     return shown[1]
 
@@ -115,7 +115,7 @@ def test_a_key_that_is_not_good_is_told_where_it_goes(
 ) -> None:
     monkeypatch.setenv("HEADGATE_ADMIN_KEY", "nonsense")
     assert main(["users", "list", "--url", f"http://127.0.0.1:{embedded.admin_port}"]) == 2
-    assert capsys.readouterr().err.endswith("the key goes into HEADGATE_ADMIN_KEY\n")
+    assert capsys.readouterr().err.endswith("put the key into HEADGATE_ADMIN_KEY\n")
 
 
 def test_the_admin_page_has_the_figures_of_the_code() -> None:

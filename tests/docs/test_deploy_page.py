@@ -41,7 +41,7 @@ def test_the_commands_for_a_database_run_as_printed(postgres: PostgresServer, tm
             said = run(block, text, tmp_path, redis, None)
             for command, answer in {
                 "rules apply": "revision 1 in force",
-                "keys create": "this is the only time that the key is shown",
+                "keys create": "the key is shown only this once",
                 "database status": "version ",
                 "audit verify": "intact: ",
             }.items():

@@ -19,8 +19,8 @@ from headgate.observe.workers import Slots
 def test_the_hottest_come_first_with_their_rates() -> None:
     hot = HotKeys(Principals(plain=True))
     for _ in range(3):
-        hot.asked("orders", "alice")
-    hot.asked("orders", "bob")
+        hot.add("orders", "alice")
+    hot.add("orders", "bob")
     first, second = hot.top().hot
     assert (first.key, second.key) == ("alice", "bob")
     assert first.per_second > 2 * second.per_second
@@ -28,7 +28,7 @@ def test_the_hottest_come_first_with_their_rates() -> None:
 
 def test_principals_are_shown_as_digests_unless_told() -> None:
     hot = HotKeys(Principals())
-    hot.asked("orders", "alice")
+    hot.add("orders", "alice")
     (key,) = hot.top().hot
     assert key.key.startswith("#")
     assert "alice" not in key.key

@@ -23,7 +23,7 @@ def asked(
 ) -> None:
     """Let principals ask for so many units, or each of many for one."""
     for principal, cost in (dict.fromkeys(names, 1) | units).items():
-        use.asked((Limit(f"{rule}@user|{quota.shape}", principal, quota),), cost)
+        use.record((Limit(f"{rule}@user|{quota.shape}", principal, quota),), cost)
 
 
 def taken(use: PrincipalUse, now: int) -> list[WindowUse]:
@@ -55,7 +55,7 @@ def test_a_long_window_is_handed_on_every_minute() -> None:
 
 def test_each_of_several_limits_is_counted() -> None:
     use = PrincipalUse(now=BEGIN)
-    use.asked(tuple([Limit(f"{name}@user|{MINUTELY.shape}", "ada", MINUTELY) for name in ("one", "two")]), 7)
+    use.record(tuple([Limit(f"{name}@user|{MINUTELY.shape}", "ada", MINUTELY) for name in ("one", "two")]), 7)
     found = use.take(everything=True)
     assert {window.rule: list(window.principals.values()) for window in found} == {"one": [7], "two": [7]}
 
@@ -129,14 +129,14 @@ def test_what_would_need_too_much_memory_is_not_counted(monkeypatch: pytest.Monk
         asked(use, rule=f"rule{number}", ada=1)
     for quota in (Quota(1, 400 * 1440 * MINUTE_US), Quota.one_off(5)):
         asked(use, quota, rule="long", ada=1)
-    use.asked((Limit(f"override|{MINUTELY.shape}", "a", MINUTELY),), 1)
+    use.record((Limit(f"override|{MINUTELY.shape}", "a", MINUTELY),), 1)
     assert len(use.take(everything=True)) == 20 - principal_use.MOST_LIMITS
 
 
 def test_long_principals_are_counted_by_their_digest() -> None:
     use = PrincipalUse(now=BEGIN)
     limit = Limit(f"orders@user|{MINUTELY.shape}", b"\x01" * 16, MINUTELY)
-    use.asked((limit,), 2)
+    use.record((limit,), 2)
     assert [list(window.principals.values()) for window in use.take(everything=True)] == [[2]]
 
 
@@ -160,5 +160,5 @@ class TestFiles:
         USES.leave(tmp_path / "gone", 0, [self.USE])
         (tmp_path / "0-1.use").write_bytes(b"\xc1 not that")
         assert list(USES.left_in(tmp_path)) == []
-        assert "what a worker counted cannot be handed on" in caplog.messages[0]
-        assert "0-1.use cannot be read" in caplog.messages[1]
+        assert "cannot hand over a worker's records" in caplog.messages[0]
+        assert "0-1.use: MessagePack" in caplog.messages[1]

@@ -138,7 +138,7 @@ def test_gauges_of_the_dead_do_not_count(tmp_path: Path) -> None:
 
 def test_a_slot_has_one_worker(tmp_path: Path) -> None:
     first = Slots(tmp_path).open(3)
-    with pytest.raises(UsageError, match="slot of its own"):
+    with pytest.raises(UsageError, match="its own slot"):
         Slots(tmp_path).open(3)
     first.close()
     Slots(tmp_path).open(3).close()
@@ -199,7 +199,7 @@ def shown(*series: Series, openmetrics: bool = False) -> bytes:
 
 def test_a_counter_and_a_gauge_look_like_this() -> None:
     assert shown(Series(PEEKS, "", (5,)), Series(CONNECTIONS, "", (2,))).decode() == (
-        "# HELP headgate_peeks_total Questions that took nothing.\n"
+        "# HELP headgate_peeks_total Peeks, which take nothing.\n"
         "# TYPE headgate_peeks_total counter\n"
         "headgate_peeks_total 5\n"
         "# HELP headgate_connections Connections open now.\n"

@@ -13,9 +13,9 @@ from headgate.core.algorithms import Algorithm
 from headgate.core.errors import UsageError
 from headgate.core.quota import SECOND, Quota
 from headgate.pacing.pacer import (
-    MOST_ALLOWANCES,
-    MOST_ORIGINS,
-    MOST_ROUTES,
+    MAX_ALLOWANCES,
+    MAX_ORIGINS,
+    MAX_ROUTES,
     Incoming,
     Outgoing,
     Pacer,
@@ -391,32 +391,32 @@ def test_who_gives_up_leaves_the_line_to_the_next() -> None:
         first.throw(KeyboardInterrupt())
     assert isinstance(third.send(None), Send)
     third.close()
-    assert pacer._lines._lines == {}
+    assert pacer._queues._queues == {}
 
 
 def test_what_is_remembered_is_bounded() -> None:
     world = World()
     pacer = Pacer(clock=world, key=lambda asked: asked.origin)
-    for number in range(max(MOST_ORIGINS, MOST_ROUTES, MOST_ALLOWANCES) + 10):
+    for number in range(max(MAX_ORIGINS, MAX_ROUTES, MAX_ALLOWANCES) + 10):
         server = Says(told(("X-RateLimit-Limit", str(number)), ("X-RateLimit-Remaining", "7")))
         exchanged(pacer, world, server, Outgoing("GET", "http://api", f"/{number}/x", {}, is_replayable=True))
         exchanged(pacer, world, server, Outgoing("GET", f"http://{number}", "/", {}, is_replayable=True))
-    assert len(pacer._origins) == MOST_ORIGINS
+    assert len(pacer._origins) == MAX_ORIGINS
     origin = pacer._origins["http://api"]
-    assert len(origin.routes) <= MOST_ROUTES
-    assert len(origin.allowances) <= MOST_ALLOWANCES
-    assert pacer._lines._lines == {}
+    assert len(origin.routes) <= MAX_ROUTES
+    assert len(origin.allowances) <= MAX_ALLOWANCES
+    assert pacer._queues._queues == {}
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_wait": -1}, "max_wait is a number of seconds"),
-        ({"max_wait": None}, "max_wait is a number of seconds"),
-        ({"max_wait": float("nan")}, "max_wait is a number of seconds"),
-        ({"longest_hold": -1}, "longest_hold is a number of seconds"),
+        ({"max_wait": -1}, "max_wait must be a number of seconds"),
+        ({"max_wait": None}, "max_wait must be a number of seconds"),
+        ({"max_wait": float("nan")}, "max_wait must be a number of seconds"),
+        ({"longest_hold": -1}, "longest_hold must be a number of seconds"),
         ({"retries": -1}, "retries must be a whole number"),
-        ({"key": "all"}, "key is a function"),
+        ({"key": "all"}, "key must be a function"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any], said: str) -> None:

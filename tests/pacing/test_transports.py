@@ -277,5 +277,5 @@ def test_a_server_that_cannot_be_reached_is_an_error_of_the_library_in_use() -> 
 
 
 def test_what_is_not_a_pacer_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"pacer is a headgate\.pacing\.Pacer, not 60"):
+    with pytest.raises(UsageError, match=r"pacer must be a headgate\.pacing\.Pacer, not 60"):
         HttpxTransport(pacer=60)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.cli.command import Terminal
-from headgate.cli.rule_files import tell_problems
+from headgate.cli.rule_files import write_problems
 from headgate.policy.loading import InvalidRules, load, loads_json
 from tests.policy.written import BAD, GOOD
 
@@ -26,7 +26,7 @@ def survives(text: str) -> None:
         except InvalidRules as error:
             assert error.problems  # noqa: PT017
             assert str(error)  # noqa: PT017
-            tell_problems(error.problems, Terminal(io.StringIO(), io.StringIO()))
+            write_problems(error.problems, Terminal(io.StringIO(), io.StringIO()))
 
 
 @given(st.one_of(st.text(max_size=200), st.text("{}[]:-,&*!|>'\"%@` \n\tab1", max_size=60)))

@@ -259,12 +259,12 @@ def test_memory_is_bounded_for_endless_lines_and_compression_bombs(tmp_path: Pat
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (b"hello\nworld\n", {}, "format is not known: 'hello'\nthe formats are:\n  vhost_combined"),
-        (COMBINED.encode(), {"format": "alb"}, "not in the format alb"),
-        (COMBINED.encode(), {"format": "elf"}, "no format 'elf': the formats are:"),
-        (COMBINED.encode(), {"columns": {"user": "x"}}, "have no names"),
+        (b"hello\nworld\n", {}, "unknown format: 'hello'\nthe formats are:\n  vhost_combined"),
+        (COMBINED.encode(), {"format": "alb"}, "not in format alb"),
+        (COMBINED.encode(), {"format": "elf"}, "unknown format 'elf'; the formats are:"),
+        (COMBINED.encode(), {"columns": {"user": "x"}}, "no named fields"),
         (b"time,path\n", {"columns": {"user": "x"}}, "no column 'x' for user; there are: time, path"),
-        (b"when,path\n", {"format": "csv"}, "no column is known to have the time of a request; the columns are: when"),
+        (b"when,path\n", {"format": "csv"}, "no column contains the time of a request; the columns are: when"),
         (b"BZh91AY", {}, "bzcat"),
     ],
 )
@@ -280,7 +280,7 @@ def test_without_its_extra_zstd_is_refused_with_the_way_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headgate.replay.logs.zstd", None)
-    with pytest.raises(UsageError, match=r"compressed by zstd: backports\.zstd is not installed: pip install"):
+    with pytest.raises(UsageError, match=r"compressed with zstd: backports\.zstd is not installed: pip install"):
         entries(tmp_path / "log", zstd.compress(COMBINED.encode()))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headgate.core.errors import UsageError
-from headgate.replay.merging import MergedLogs
+from headgate.replay.logs import MergedLogs
 from tests.replay.samples import SECOND, START, line
 
 
@@ -65,5 +65,5 @@ def test_lines_that_cannot_be_read_are_counted_over_all_files(tmp_path: Path) ->
 
 def test_a_file_of_an_unknown_format_is_refused_before_anything_is_decided(tmp_path: Path) -> None:
     (tmp_path / "b.log").write_text("what\n")
-    with pytest.raises(UsageError, match=r"b\.log: its format is not known"):
+    with pytest.raises(UsageError, match=r"b\.log: unknown format"):
         next(iter(MergedLogs([written(tmp_path, "a.log", 1), str(tmp_path / "b.log")])))

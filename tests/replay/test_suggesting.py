@@ -79,14 +79,14 @@ def test_what_is_suggested_refuses_the_outliers_alone(tmp_path: Path, capsys: Pr
     assert "1 line could not be read" in told.err
     assert f"line {len(lines) + 1:,}: not a line of this format: no line" in told.err
     assert "# 500 requests" in told.out
-    assert "# Requests that were answered 429: 1." in told.out
+    assert "# Requests answered with 429: 1." in told.out
     by_id = {rule.id: rule for rule in read(told.out, name="suggested").ruleset.rules}
     assert {(rule.endpoint, *rule.methods) for rule in by_id.values()} == {
         ("**",), ("/api/orders", "POST"), ("/api/orders/*", "GET"), ("/api/products/*", "GET")
     }  # fmt: skip
     assert all(rule.shadow for rule in by_id.values())
-    assert "2 of 152 users went over it: scraper (3,600 in an hour), tester (240 in a minute)." in told.out
-    assert "1 of 151 users went over it: tester (240 in a minute)." in told.out
+    assert "2 of 152 users exceeded it: scraper (3,600 in an hour), tester (240 in a minute)." in told.out
+    assert "1 of 151 users exceeded it: tester (240 in a minute)." in told.out
     rules.write_text(told.out)
     assert main(["rules", "validate", "--strict", str(rules)]) == 0
     where = ["--database", f"sqlite:///{tmp_path / 'headgate.db'}"]
@@ -204,7 +204,7 @@ def test_those_who_come_once_do_not_hide_those_who_come_often() -> None:
     assert overall.reasons[0].endswith("by 24,120 users. Percentiles are those of 120 with 10 requests or more.")
     assert overall.rule.quotas[0].limit == 12
     assert overall.over == []
-    assert "Busy endpoints without a rule, as too few users who come often use them: 1." in found.about
+    assert "Busy endpoints without a rule, since they have too few regular users: 1." in found.about
 
 
 @pytest.mark.parametrize(
@@ -263,21 +263,21 @@ def test_limits_are_numbers_that_people_choose() -> None:
 
 
 def test_what_cannot_be_suggested_says_why(tmp_path: Path, capsys: Printed) -> None:
-    with pytest.raises(UsageError, match="no request of the 1 in the log has a user"):
+    with pytest.raises(UsageError, match="none of the 1 requests in the log has a user"):
         suggested([request(0, "")], by="user")
     for headroom in (0.5, 101, float("nan")):
-        with pytest.raises(UsageError, match="the headroom is a number from 1 to 100"):
+        with pytest.raises(UsageError, match="headroom must be a number from 1 to 100"):
             Suggester(headroom=headroom)
-    with pytest.raises(UsageError, match="there are 0 to 1000 rules"):
+    with pytest.raises(UsageError, match="the number of rules for endpoints must be from 0 to 1000"):
         Suggester(most_endpoints=-1)
     (tmp_path / "empty").touch()
     assert main(["rules", "suggest", str(tmp_path / "empty")]) == 2
-    assert "no request is in the log" in capsys.readouterr().err
+    assert "the log has no requests" in capsys.readouterr().err
     log = tmp_path / "log"
     log.write_text('{"time": 1800000000, "path": "/", "sub": "u"}\n' * 3)
     assert main(["rules", "suggest", "--by", "team=org", str(log)]) == 2
-    assert "no request of the 3 in the log has a team" in capsys.readouterr().err
+    assert "none of the 3 requests in the log has a team" in capsys.readouterr().err
     assert main(["rules", "suggest", "--by", "team=sub", str(log)]) == 0
     assert "dimension: team" in capsys.readouterr().out
     assert main(["rules", "suggest", "--column", "user=typo", str(log)]) == 2
-    assert "no request of the 3 in the log has a user" in capsys.readouterr().err
+    assert "none of the 3 requests in the log has a user" in capsys.readouterr().err

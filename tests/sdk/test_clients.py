@@ -110,7 +110,7 @@ async def test_a_burst_that_keeps_its_process_busy_is_decided_by_the_service(fou
 async def test_checks_for_which_there_is_no_room_say_so_and_are_no_failure(
     found: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "LONGEST_QUEUE", 10)
+    monkeypatch.setattr(session, "MAX_QUEUE", 10)
     async with AsyncClient(address(found, "http"), timeout=30) as client:
         rulings = await asyncio.gather(*[client.check(ORDER) for _ in range(100)])
         assert Counter(ruling.degraded for ruling in rulings) == {"": 10, "overloaded": 90}
@@ -279,20 +279,20 @@ def test_the_rules_have_an_etag(found: Service) -> None:
         (["http://localhost:99999"], {}, "is not an address of a service"),
         (["http://localhost/path"], {}, "more than scheme, host and port"),
         (["http://user@localhost"], {}, "more than scheme, host and port"),
-        ([8080], {}, "is text"),
-        (["http://a", "grpc://b"], {}, "one scheme"),
-        (["http://a", "http://a"], {}, "twice"),
-        (["http://a"], {"timeout": 0}, "timeout is a number of seconds"),
-        (["http://a"], {"timeout": True}, "timeout is a number of seconds"),
+        ([8080], {}, "must be text"),
+        (["http://a", "grpc://b"], {}, "same scheme"),
+        (["http://a", "http://a"], {}, "duplicate"),
+        (["http://a"], {"timeout": 0}, "timeout must be a number of seconds"),
+        (["http://a"], {"timeout": True}, "timeout must be a number of seconds"),
         (["http://a"], {"nodes": 0}, "nodes"),
         (["http://a"], {"on_service_failure": "raise"}, "on_service_failure must be one of local, allow, deny"),
-        (["http://a"], {"without_rules": "local"}, "without_rules is deny or allow"),
+        (["http://a"], {"without_rules": "local"}, "without_rules must be deny or allow"),
         (["http://a"], {"caller_key": "two\nlines"}, "printable ASCII"),
-        (["http://a"], {"caller_key": 7}, "is text"),
+        (["http://a"], {"caller_key": 7}, "must be text"),
         (["http://a"], {"ca": "ca.pem"}, "should be https://"),
         (["https://a"], {"ca": "nowhere.pem"}, "cannot be used for TLS"),
-        (["grpcs://a"], {"key": "key.pem"}, "needs its certificate"),
-        (["http://a"], {"timout": 1}, "no option 'timout'; there are timeout"),
+        (["grpcs://a"], {"key": "key.pem"}, "needs a certificate"),
+        (["http://a"], {"timout": 1}, "unknown option 'timout'; the options are timeout"),
     ],
 )
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

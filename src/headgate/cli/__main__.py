@@ -1,6 +1,6 @@
 """``headgate``, and ``python -m headgate.cli``.
 
-Exit codes: 0 all is well; 1 the answer is no (rules are wrong, or differ); 2 the command cannot be run as given.
+Exit codes: 0 success; 1 the answer is no (rules are invalid, or differ); 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import NoReturn
 
-from headgate.cli.command import WRONG_USAGE, Command, NoAnswer, Terminal, open_standard_streams, silence
+from headgate.cli.command import WRONG_USAGE, Command, NoAnswer, Terminal, discard_output, open_standard_streams
 from headgate.core.errors import HeadgateError, not_installed
 from headgate.core.numbers import printable
 
@@ -33,18 +33,18 @@ COMMANDS = {
     "undo": "headgate.cli.revisions",
     "refusals": "headgate.cli.users",
     "keys": "headgate.cli.keys",
-    "consumers": "headgate.cli.consumers",
+    "consumers": "headgate.cli.keys",
     "audit": "headgate.cli.database",
     "database": "headgate.cli.database",
     "usage": "headgate.cli.database",
 }
-"""The module of each subcommand, which adds it."""
+"""The module of each subcommand."""
 _EXTRAS = {"serve": "server", "gateway": "gateway", "replay": "replay"}
-"""The extra of ours that a command needs; others may need that of the admin plane."""
+"""The extra that a command needs; others may need that of the admin plane."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code."""
+    """Run the command line; return its exit code."""
     open_standard_streams()
     words = sys.argv[1:] if argv is None else argv
     parser = _parser(words[0] if words else "")
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments, unknown = parser.parse_known_args(words)
         if unknown:
             _refuse(arguments.parser, unknown)
-    except SystemExit as stop:  # argparse has said why
+    except SystemExit as stop:  # argparse has written the message
         return stop.code if isinstance(stop.code, int) else WRONG_USAGE
     run: Command | None = getattr(arguments, "run", None)
     if run is None:
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse(parser: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
-    """Say what a command does not have, and what may be meant."""
+    """Report unknown arguments, with suggestions."""
     known = [word for word in parser.format_usage().replace("[", " ").replace("]", " ").split() if word[:2] == "--"]
     options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
     near = dict.fromkeys(near for option in options for near in get_close_matches(option, known, 1))
@@ -77,42 +77,41 @@ def _run(run: Command, arguments: argparse.Namespace, extra: str) -> int:
         sys.stdout.flush()
         return code
     except ModuleNotFoundError as error:
-        terminal.complain(f"headgate: {not_installed(error.name, extra)}")
+        terminal.write_error(f"headgate: {not_installed(error.name, extra)}")
         return WRONG_USAGE
     except (HeadgateError, ImportError) as error:
         if isinstance(error, NoAnswer):
-            _tell_unanswered(error, terminal)
+            _report_failure(error, terminal)
         else:
-            terminal.complain(f"headgate: {error}")
+            terminal.write_error(f"headgate: {error}")
         return WRONG_USAGE
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        silence(sys.stdout)
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+        discard_output(sys.stdout)
         return 0
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        silence(sys.stdout)
-        terminal.complain(f"headgate: {error.strerror}")
+        discard_output(sys.stdout)
+        terminal.write_error(f"headgate: {error.strerror}")
         return WRONG_USAGE
     except KeyboardInterrupt:
         return 130
 
 
-def _tell_unanswered(error: NoAnswer, terminal: Terminal) -> None:
-    """Say why a service did not answer, and what may help."""
+def _report_failure(error: NoAnswer, terminal: Terminal) -> None:
     first, *more = str(error).split("\n")
-    terminal.complain(terminal.styled(f"headgate: {printable(first)}", "red", err=True))
+    terminal.write_error(terminal.styled(f"headgate: {printable(first)}", "red", err=True))
     for line in more:
-        terminal.complain(printable(line))
+        terminal.write_error(printable(line))
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    """Return the parser of a command, or of all if it is not one of them. What others need is not loaded."""
+    """Return the parser of one command, or of all for an unknown one. Other modules are not loaded."""
     parser = argparse.ArgumentParser(
         prog="headgate",
         description="A distributed rate limiter.",
         allow_abbrev=False,
-        epilog="Exit codes: 0 all is well, 1 the answer is no, 2 the command cannot be run as given.",
+        epilog="Exit codes: 0 success, 1 the answer is no, 2 wrong usage.",
     )
     parser.add_argument("--version", action="version", version=f"headgate {version('headgate')}")
     parser.set_defaults(parser=parser)

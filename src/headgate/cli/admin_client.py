@@ -1,4 +1,4 @@
-"""Asking an admin plane from a terminal, or working on its database: options, calls, and how answers are written."""
+"""Commands on an admin plane or its database: options, calls, and output."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 ADMIN_URL = "http://127.0.0.1:8082"
 API = "/api/v1"
 KEY = (
-    "The admin plane of a service is asked, with the key in HEADGATE_ADMIN_KEY: `headgate serve` prints one when it\n"
-    "begins with a new database."
+    "These commands call the admin plane of a service, with the key in HEADGATE_ADMIN_KEY: `headgate serve` prints\n"
+    "one when it starts with a new database."
 )
 _PAGE = 1000
 _LONGEST_WAIT = 60.0
-"""Seconds that the admin plane waits for nodes, at most."""
+"""Longest time that the admin plane waits for nodes, in seconds."""
 _MOST_BYTES = 1 << 28
 _AT_ONCE = 1 << 16
 PORTS = {"http": 80, "https": 443}
-"""Of the schemes, where an address has none."""
+"""Default ports of the schemes."""
 T = TypeVar("T")
 Json = dict[str, Any]
 
@@ -49,19 +49,19 @@ def add_admin_options(
     waits: bool = False,
     seconds: float = 30.0,
 ) -> None:
-    """Add the options that say which admin plane is asked, or if that is possible, on which `database` it is done.
+    """Add the options for the admin plane, or with `database`, for working on a database instead.
 
-    A command that changes something may be given a reason, and if it `waits`, it may wait until all nodes run that.
+    A command with `changes` takes a reason; one that `waits` may wait until all nodes run the change.
     """
     if waits:
-        about = "wait until all nodes run the change, 5s if no time is given; exit with 1 if some do not"
+        about = "wait until all nodes run the change, by default for 5s; exit with 1 if some do not"
         parser.add_argument("--wait", metavar="TIME", nargs="?", const="5s", default="", help=about)
     if changes:
-        parser.add_argument("--reason", metavar="TEXT", default="", help="why; it is kept in the audit trail")
+        parser.add_argument("--reason", metavar="TEXT", default="", help="why; recorded in the audit trail")
     parser.add_argument("--json", action="store_true", help="write JSON, for programs")
     known = os.environ.get("HEADGATE_ADMIN_URL") or ADMIN_URL
-    plane = parser.add_argument_group("the admin plane", "It wants a key, which is read from HEADGATE_ADMIN_KEY.")
-    plane.add_argument("--url", default=known, help="where it is; or HEADGATE_ADMIN_URL [%(default)s]")
+    plane = parser.add_argument_group("the admin plane", "It requires a key, which is read from HEADGATE_ADMIN_KEY.")
+    plane.add_argument("--url", default=known, help="its address; or HEADGATE_ADMIN_URL [%(default)s]")
     plane.add_argument("--ca", metavar="FILE", help="trust the authorities in this file (PEM)")
     plane.add_argument(
         "--timeout", metavar="SECONDS", type=float, default=seconds, help="seconds to wait [%(default)g]"
@@ -71,7 +71,7 @@ def add_admin_options(
             "--database",
             metavar="URL",
             default="",
-            help="do it on this database instead; no service has to run, and no key is needed",
+            help="work on this database instead, without a service and a key",
         )
 
 
@@ -87,19 +87,19 @@ def call(
     doing: str = "",
     shown: progress.Progress | None = None,
 ) -> Any:
-    """Send a request to the admin plane that the arguments name; returns the answer. Raises NoAnswer.
+    """Send a request to the admin plane of the arguments; return the response. Raises NoAnswer.
 
-    A change is refused unless the present version is `expected`. A request that takes long is shown as what it is
-    `doing`, unless it is one of several whose progress is `shown` already.
+    A change is refused unless the current version is `expected`. A slow request shows progress as `doing`, unless it
+    is part of the `shown` one.
     """
     from headgate.sdk.settings import Credentials, endpoint_of  # noqa: PLC0415  slow to load
 
     target = endpoint_of(arguments.url, PORTS, ADMIN_URL)
     if arguments.ca and not target.is_tls:
-        raise UsageError(f"--ca is for TLS: the address should be https://{target.place}")
+        raise UsageError(f"--ca requires TLS: the address should be https://{target.place}")
     credentials = Credentials(ca=arguments.ca or "", caller_key=os.environ.get("HEADGATE_ADMIN_KEY", ""))
     if not credentials.caller_key:
-        raise UsageError("the admin plane wants a key: put it into HEADGATE_ADMIN_KEY")
+        raise UsageError("the admin plane requires a key: set HEADGATE_ADMIN_KEY")
     headers = {**credentials.headers, "accept": "application/json"}
     if getattr(arguments, "reason", ""):
         headers["x-reason"] = arguments.reason.encode("ascii", "backslashreplace").decode()
@@ -117,26 +117,26 @@ def call(
     where = f"{API}{path}?{urlencode(given)}" if given else f"{API}{path}"
     tls = credentials.context() if target.is_tls else None
     timeout = arguments.timeout + _LONGEST_WAIT * bool(wait)
-    asked = target, method, where, content, headers, tls, timeout
+    request = target, method, where, content, headers, tls, timeout
     if shown is not None:
-        status, answer, arguments.behind = exchanged(*asked)
+        status, answer, arguments.behind = exchange(*request)
     else:
-        with progress.shown(
+        with progress.show(
             Terminal.of(sys.stdout, sys.stderr), doing or f"waiting for {target.place}", "bytes"
         ) as seen:
-            status, answer, arguments.behind = exchanged(*asked, seen)
+            status, answer, arguments.behind = exchange(*request, seen)
     if status == 204:
         return None
     return msgspec.json.decode(answer) if not where.startswith(f"{API}/export") else answer.decode()
 
 
 def unreachable(target: NodeAddress, error: OSError) -> str:
-    """Say why there was no connection, and what may help."""
+    """Return why there is no connection, and a hint."""
     match error:
         case ssl.SSLCertVerificationError():
             return f"{target.place} has a certificate that is not trusted: {error.verify_message}"
         case ssl.SSLError():
-            return f"{target.place} does not speak TLS as it should: {error.strerror or error}"
+            return f"{target.place} failed the TLS handshake: {error.strerror or error}"
         case TimeoutError():
             return f"{target.place} does not answer in time"
         case ConnectionRefusedError():
@@ -145,7 +145,7 @@ def unreachable(target: NodeAddress, error: OSError) -> str:
             return f"{target.place} cannot be reached: {error.strerror or error}"
 
 
-def exchanged(  # noqa: PLR0917  as many as a request has
+def exchange(  # noqa: PLR0917  as many as a request has
     target: NodeAddress,
     method: str,
     path: str,
@@ -155,7 +155,7 @@ def exchanged(  # noqa: PLR0917  as many as a request has
     timeout: float,
     seen: progress.Progress | None = None,
 ) -> tuple[int, bytes, str]:
-    """Send a request, and return the status and body of an answer that is not a problem, and the nodes that lag.
+    """Send a request; return status and body of a response that is no error, and the nodes that lag behind.
 
     Raises NoAnswer.
     """
@@ -172,12 +172,12 @@ def exchanged(  # noqa: PLR0917  as many as a request has
         response = connection.getresponse()
         body = _body_of(response, seen)
         if response.length:
-            raise NoAnswer(f"{target.place} hung up, or its answer has more than {_MOST_BYTES:,} bytes")
+            raise NoAnswer(f"{target.place} closed the connection, or its response has more than {_MOST_BYTES:,} bytes")
     except TimeoutError:
         raise NoAnswer(f"{target.place} does not answer within {timeout:g} s") from None
     except (OSError, HTTPException) as error:
         hint = "" if tls else " (if it speaks TLS, use https://)"
-        raise NoAnswer(f"{target.place} hung up, or does not speak HTTP{hint}: {error!r}") from None
+        raise NoAnswer(f"{target.place} closed the connection, or does not speak HTTP{hint}: {error!r}") from None
     finally:
         connection.close()
     if response.status not in {200, 201, 204}:
@@ -186,7 +186,6 @@ def exchanged(  # noqa: PLR0917  as many as a request has
 
 
 def _body_of(response: HTTPResponse, seen: progress.Progress | None) -> bytes:
-    """Return the body of a response, up to a bound."""
     if seen is not None:
         seen.total = response.length or 0
     body = bytearray()
@@ -197,42 +196,30 @@ def _body_of(response: HTTPResponse, seen: progress.Progress | None) -> bytes:
     return bytes(body)
 
 
-class _Wrong(msgspec.Struct, frozen=True):
-    pointer: str = ""
-    detail: str = ""
-
-
-class _Problem(msgspec.Struct, frozen=True):
-    """Why nothing was done: RFC 9457."""
-
-    title: str = ""
-    detail: str = ""
-    errors: tuple[_Wrong, ...] = ()
-
-
 def _refusal(target: NodeAddress, status: int, body: bytes, retry_after: str) -> str:
-    """Say why nothing was done, by what was answered."""
+    from headgate.sdk.transport import Problem  # noqa: PLC0415  slow to load
+
     try:
-        problem = msgspec.json.decode(body, type=_Problem)
+        problem = msgspec.json.decode(body, type=Problem)
     except (ValueError, RecursionError):
-        problem = _Problem()
-    said = f"{target.place} answers {status}"
+        problem = Problem()
+    message = f"{target.place} answers {status}"
     if text := problem.detail or problem.title:
-        said += f": {text}"
+        message += f": {text}"
     elif status == 404:
-        said += ": is it Headgate?"
+        message += ": is it Headgate?"
     if status == 401:
-        said += "\n  the key goes into HEADGATE_ADMIN_KEY"
+        message += "\n  put the key into HEADGATE_ADMIN_KEY"
     for wrong in problem.errors:
-        said += f"\n  {wrong.pointer or 'the request'} {wrong.detail}"
-    return f"{said}\n  try again in {retry_after} s" if status == 503 and retry_after.isdigit() else said
+        message += f"\n  {wrong.pointer or 'the request'} {wrong.detail}"
+    return f"{message}\n  try again in {retry_after} s" if status == 503 and retry_after.isdigit() else message
 
 
-def paged(arguments: argparse.Namespace, path: str, **query: Any) -> list[Json]:
-    """Return all items of a list that the admin plane gives in pages. Raises NoAnswer."""
+def read_pages(arguments: argparse.Namespace, path: str, **query: Any) -> list[Json]:
+    """Return all items of a paginated list. Raises NoAnswer."""
     found: list[Json] = []
     offset: int | None = 0
-    with progress.shown(Terminal.of(sys.stdout, sys.stderr), f"reading {path[1:]}") as seen:
+    with progress.show(Terminal.of(sys.stdout, sys.stderr), f"reading {path[1:]}") as seen:
         while offset is not None:
             page = call(arguments, "GET", path, query={**query, "offset": offset, "limit": _PAGE}, shown=seen)
             found += page["items"]
@@ -241,11 +228,11 @@ def paged(arguments: argparse.Namespace, path: str, **query: Any) -> list[Json]:
 
 
 def on_database(url: str, work: Callable[[Database], Awaitable[T]], *, may_be_new: bool = False) -> T:
-    """Do something on a database itself, one that is there unless it may be new. Raises UsageError, DatabaseError."""
+    """Work on an existing database, or with `may_be_new`, on a new one. Raises UsageError, DatabaseError."""
     from headgate.admin.database import Database as Opened  # noqa: PLC0415  an extra, slow to load
 
     if not may_be_new and not (named := Opened(url)).exists:
-        raise UsageError(f"{named.name}: there is no such file; name the database of the service")
+        raise UsageError(f"{named.name}: no such file; name the database of the service")
 
     async def main() -> T:
         database = await Opened.open(url)
@@ -258,49 +245,49 @@ def on_database(url: str, work: Callable[[Database], Awaitable[T]], *, may_be_ne
 
 
 def operator() -> str:
-    """Return who is at this terminal, for the audit trail."""
+    """Return the local user, for the audit trail."""
     return f"{getpass.getuser()} (command line)"[:128]
 
 
-def confirmed(arguments: argparse.Namespace, terminal: Terminal, question: str) -> bool:
-    """Ask whether something is really wanted; raises UsageError where nobody can be asked."""
+def confirm(arguments: argparse.Namespace, terminal: Terminal, question: str) -> bool:
+    """Ask for confirmation; raises UsageError without a terminal."""
     if arguments.yes:
         return True
     if not sys.stdin.isatty():
-        raise UsageError(f"{question} Say --yes where nobody can be asked.")
+        raise UsageError(f"{question} Without a terminal, confirm with --yes.")
     terminal.out.write(f"{question} [y/N] ")
     terminal.out.flush()
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
-def listed(
+def write_list(
     arguments: argparse.Namespace, terminal: Terminal, found: Any, head: Sequence[str], rows: Iterable[Sequence[Any]]
 ) -> int:
-    """Write what was found: a table, or JSON."""
+    """Write a table, or JSON."""
     if arguments.json:
-        terminal.say_json(found)
+        terminal.write_json(found)
     else:
-        terminal.say_table(head, rows)
+        terminal.write_table(head, rows)
     return OK
 
 
-def told(arguments: argparse.Namespace, terminal: Terminal, answer: Any, *lines: str) -> int:
-    """Say what was done: in words, or as JSON."""
+def write_result(arguments: argparse.Namespace, terminal: Terminal, answer: Any, *lines: str) -> int:
+    """Write the result in words, or as JSON."""
     if arguments.json:
-        terminal.say_json(answer)
+        terminal.write_json(answer)
     else:
         for line in lines:
-            terminal.say(printable(line))
-    return waited(arguments, terminal)
+            terminal.write(printable(line))
+    return report_lagging(arguments, terminal)
 
 
-def waited(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Say which nodes do not run a change that was waited for; returns the exit code."""
+def report_lagging(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Report the nodes that do not run a change after --wait; return the exit code."""
     if not getattr(arguments, "wait", ""):
         return OK
     if arguments.behind:
-        terminal.complain(printable(f"not all nodes run it yet: {arguments.behind}"))
+        terminal.write_error(printable(f"not all nodes run it yet: {arguments.behind}"))
         return NO
     if not arguments.json:
-        terminal.say("all nodes run it")
+        terminal.write("all nodes run it")
     return OK

@@ -1,4 +1,4 @@
-"""The admin plane of ``headgate serve``: whether there is one, and how it runs beside what serves."""
+"""The admin plane of ``headgate serve``: whether there is one, and how it runs beside the decision plane."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 
 EMBEDDED = "headgate.db"
-"""The database of a service that was given neither rules nor a database, in the folder where it is started."""
+"""The database of a service without rules and database options, in its working directory."""
 _EMBEDDED_HINT = (
-    f"without --rules and --database they are kept in {EMBEDDED}, in the folder where the service is started, which it "
-    "must be able to write"
+    f"without --rules and --database, rules are kept in {EMBEDDED} in the working directory, which must be writable"
 )
 _MOST_SERVICES = 16
 """Services on one machine that follow the same database."""
@@ -42,14 +41,14 @@ class ServedAdmin(NamedTuple):
     """Of the service, which gets its rules from this plane."""
 
     def beside_node(self, node: Node) -> AbstractAsyncContextManager[object]:
-        """Serve in the process of the only node."""
+        """Serve in the process of the single node."""
         taken = node.taken_use, node.taken_refusals
         return self.plane.serving(self.port.sockets[0], node.engine, node.hot_keys, node.counted, *taken)
 
     @asynccontextmanager
     async def beside_workers(self, folder: str) -> AsyncIterator[None]:
-        """Serve in the process that supervises workers, who share their state by a store, and their counters there."""
-        from headgate.engine import AsyncEngine  # noqa: PLC0415  a supervisor without an admin plane does not need it
+        """Serve in the process that supervises workers, which share a store and their counters."""
+        from headgate.engine import AsyncEngine  # noqa: PLC0415  needed only with an admin plane
         from headgate.observe.workers import Slots  # noqa: PLC0415
         from headgate.policy.live import LivePolicy  # noqa: PLC0415
         from headgate.server.configuration import rules_of  # noqa: PLC0415
@@ -68,10 +67,10 @@ class ServedAdmin(NamedTuple):
                 await engine.close()
 
 
-def admin_of(settings: Settings, stack: ExitStack) -> ServedAdmin | None:
-    """Return the admin plane, if there is one: with a database, or, to look at a file of rules, with a key.
+def open_admin(settings: Settings, stack: ExitStack) -> ServedAdmin | None:
+    """Return the admin plane, if there is one: with a database, or with a key and a rules file to show.
 
-    Raises UsageError, and CannotStart where there are no rules to begin with.
+    Raises UsageError, and CannotStart without any rules.
     """
     if not has_admin(settings):
         return None
@@ -80,7 +79,7 @@ def admin_of(settings: Settings, stack: ExitStack) -> ServedAdmin | None:
     except ModuleNotFoundError as error:
         if not is_embedded(settings):
             raise UsageError(not_installed(error.name, "admin")) from None
-        _LOG.warning("there is no admin plane, and the rules are an example: %s", not_installed(error.name, "admin"))
+        _LOG.warning("no admin plane, and example rules: %s", not_installed(error.name, "admin"))
         return None
     from headgate.policy.snapshot import snapshot_folder  # noqa: PLC0415  slow to load as well
     from headgate.server.configuration import deprecations_of, rules_of  # noqa: PLC0415
@@ -88,7 +87,7 @@ def admin_of(settings: Settings, stack: ExitStack) -> ServedAdmin | None:
     port = listen("admin", settings.admin_host, settings.admin_port)
     stack.callback(port.close)
     url = database_url(settings)
-    own = replace(settings, database=url, data_dir=_claimed(url, settings.data_dir, stack) if url else "")
+    own = replace(settings, database=url, data_dir=_claim_folder(url, settings.data_dir, stack) if url else "")
     plane = AdminPlane(
         url,
         folder=snapshot_folder(url, own.data_dir) if url else None,
@@ -108,7 +107,7 @@ def admin_of(settings: Settings, stack: ExitStack) -> ServedAdmin | None:
         raise
     except HeadgateError as error:
         hint = f"; {_EMBEDDED_HINT}" if is_embedded(settings) else ""
-        raise CannotStart(f"there are no rules to begin with: {error}{hint}") from None
+        raise CannotStart(f"there are no rules to start with: {error}{hint}") from None
     return ServedAdmin(plane, port, begun, own)
 
 
@@ -116,15 +115,15 @@ class ExaminedAdmin(NamedTuple):
     """What a service would find in its database."""
 
     rules: int | None
-    """How many rules there are; None: those of the example would be."""
+    """Number of rules; None: those of the example."""
     hint: str = ""
-    """What it would do that is worth saying."""
+    """What it would do first."""
     problem: str = ""
-    """Why it could not use the database now."""
+    """Why it cannot use the database now."""
 
 
 def examine_admin(settings: Settings) -> ExaminedAdmin | None:
-    """Look at the database without changing anything; None if there is none. Raises UsageError."""
+    """Examine the database without changing it; None if there is none. Raises UsageError."""
     if not has_admin(settings):
         return None
     url = database_url(settings)
@@ -152,32 +151,31 @@ def examine_admin(settings: Settings) -> ExaminedAdmin | None:
         return ExaminedAdmin(found.rules)
     hint = f"{name} is empty: it would get tables, and no rules: headgate rules apply FILE --database URL"
     if is_embedded(settings):
-        hint = f"{name} is empty or not there yet: it would get tables and the example rules"
+        hint = f"{name} is empty or does not exist yet: it would get tables and the example rules"
     return ExaminedAdmin(None if is_embedded(settings) else 0, hint)
 
 
 def is_embedded(settings: Settings) -> bool:
-    """Whether the rules are in a database in this folder."""
+    """Return whether the rules are in a database in the working directory."""
     return not (settings.rules or settings.database or settings.envoy_config)
 
 
 def has_admin(settings: Settings) -> bool:
-    """Whether there is an admin plane."""
     looks = settings.rules and os.environ.get("HEADGATE_ADMIN_KEY")
     return bool(settings.database or is_embedded(settings) or looks)
 
 
 def database_url(settings: Settings) -> str:
-    """Return the URL of the database, whatever the folder in which a process runs; empty for none."""
+    """Return the URL of the database with an absolute path; empty for none."""
     url = f"sqlite:///{EMBEDDED}" if is_embedded(settings) else settings.database
     scheme, found, path = url.partition("sqlite:///")
     return f"sqlite:///{Path(path).absolute()}" if found and not scheme and path else url
 
 
-def _claimed(url: str, given: str, stack: ExitStack) -> str:
-    """Return a folder for what this service keeps that no other one uses meanwhile, even if it was given the same.
+def _claim_folder(url: str, given: str, stack: ExitStack) -> str:
+    """Return a data folder that no other service uses at the same time, even with the same options.
 
-    Two that follow the same database would write the same files; the second one begins with a copy.
+    Two services that follow the same database would write the same files; the second one starts with a copy.
     """
     from headgate.policy.snapshot import (  # noqa: PLC0415  slow to load
         WHOLE,
@@ -199,9 +197,9 @@ def _claimed(url: str, given: str, stack: ExitStack) -> str:
         except OSError as error:
             raise UsageError(f"{folder / 'lock'}: {error.strerror}; see --data-dir") from None
         if number > 1:
-            _LOG.warning("another service keeps its rules in %s: this one does in %s", first, folder)
+            _LOG.warning("another service uses %s: this one keeps its rules in %s", first, folder)
             if not (folder / WHOLE).exists():
                 with suppress(InvalidRule, OSError):
                     SnapshotWriter(folder, str(first)).write(SnapshotReader(first).read())
         return base
-    raise UsageError(f"{_MOST_SERVICES} services keep their rules in {first.parent} already: see --data-dir")
+    raise UsageError(f"{_MOST_SERVICES} services already keep their rules in {first.parent}: see --data-dir")

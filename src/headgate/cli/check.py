@@ -1,4 +1,4 @@
-"""``headgate check`` and ``headgate reset``: one question to a running service, from the terminal."""
+"""``headgate check`` and ``headgate reset``: a request to a running service."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from headgate.cli.command import (
 )
 from headgate.cli.service import (
     add_service_options,
+    call_service,
     request_of,
-    tell_outcome,
-    tell_unmatched,
-    told_by_service,
     wait_of,
+    write_outcome,
+    write_unmatched,
 )
 from headgate.clock import SystemClock
 from headgate.core.errors import UsageError
@@ -42,13 +42,12 @@ _STATES = {Pressure.NORMAL: "green", Pressure.WARNING: "yellow", Pressure.THROTT
 
 
 def add(commands: Commands) -> None:
-    """Add the commands."""
     parser = add_command(
         commands,
         "check",
         _check,
-        "ask a running service about one request, which is counted",
-        more="Exit codes: 0 it may pass, 1 it is refused, 2 wrong usage, or the service did not decide.",
+        "check a request with a running service, which counts it",
+        more="Exit codes: 0 allowed, 1 refused, 2 wrong usage, or the service did not decide.",
         examples="headgate check --user 42 --method POST /api/v1/orders\n"
         "headgate check --user 42 --peek --json /api/v1/orders\n"
         "headgate check --rule orders-user --user 42\n"
@@ -56,80 +55,77 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("endpoint", metavar="PATH", nargs="?", help="the path of the request, such as /api/v1/orders")
     add_request_options(parser)
-    parser.add_argument("--rule", metavar="ID", help="ask one rule by its id, whatever the path")
-    parser.add_argument("--peek", action="store_true", help="only ask, take nothing")
-    parser.add_argument("--idempotency-key", metavar="KEY", help="count this once, however often it is sent")
+    parser.add_argument("--rule", metavar="ID", help="check one rule by its id, whatever the path")
+    parser.add_argument("--peek", action="store_true", help="take nothing")
+    parser.add_argument("--idempotency-key", metavar="KEY", help="count repetitions with this key only once")
     reset = add_command(
         commands,
         "reset",
         _reset,
-        "let a running service forget what somebody has used",
-        more="Without a path and --rule: of every limit that is counted by who is named. With a path, of those that\n"
-        "apply to such a request. A limit that others share is reset only if --rule names it.\n\n"
+        "reset what a caller has used of a running service's limits",
+        more="Without a path and --rule: every limit that counts by the given principals. With a path: limits that\n"
+        "apply to such a request. A limit shared with others is reset only if --rule names it.\n\n"
         "Exit codes: 0 something was reset, 1 nothing was, 2 wrong usage, or the service did not answer.",
         examples="headgate reset --user 42\n"
         "headgate reset --user 42 --method POST /api/v1/orders\n"
         "headgate reset --ip 192.0.2.7 --rule small-ip\n"
         "headgate reset --rule everybody",
     )
-    reset.add_argument("endpoint", metavar="PATH", nargs="?", help="only what applies to this path")
-    add_principal_options(reset, "whose limits")
+    reset.add_argument("endpoint", metavar="PATH", nargs="?", help="only limits that apply to this path")
+    add_principal_options(reset, "the caller")
     reset.add_argument("--method", default="", help="with a path: the HTTP method")
     reset.add_argument("--rule", metavar="ID", help="only the limits of this rule")
     for each in (parser, reset):
         add_service_options(each)
-        each.add_argument("--json", action="store_true", help="write the service's answer as JSON, for programs")
+        each.add_argument("--json", action="store_true", help="write the service's response as JSON")
 
 
 def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     request, key = _request(arguments), arguments.idempotency_key
     now = SystemClock().now()
     if arguments.peek:
-        ruling = told_by_service(arguments, lambda client: client.peek(request))
+        ruling = call_service(arguments, lambda client: client.peek(request))
     elif key is not None:
-        ruling = told_by_service(arguments, lambda client: client.check_once(request, key))
+        ruling = call_service(arguments, lambda client: client.check_once(request, key))
     else:
-        ruling = told_by_service(arguments, lambda client: client.check(request))
+        ruling = call_service(arguments, lambda client: client.check(request))
     if arguments.json:
-        terminal.say_json(json.loads(CheckAnswers().response(ruling, now).body))
+        terminal.write_json(json.loads(CheckAnswers().response(ruling, now).body))
     else:
-        _tell(ruling, now, terminal, peeked=arguments.peek)
+        _write(ruling, now, terminal, peeked=arguments.peek)
     return OK if ruling.allowed else NO
 
 
 def _request(arguments: argparse.Namespace) -> Request:
-    """Return what the service is asked."""
     named = {**principal_of(arguments), **attributes_of(arguments)}
     about: Any = {"cost": arguments.cost, "tier": arguments.tier}
     if arguments.rule is None:
         if arguments.endpoint is None and not named:
-            raise UsageError("say who asks for what: headgate check --user 42 --method POST /api/v1/orders")
+            raise UsageError("name the caller and the path: headgate check --user 42 --method POST /api/v1/orders")
         return request_of(arguments, **about)
     if arguments.endpoint is not None:
-        raise UsageError(f"--rule asks {arguments.rule} by its id: leave out the path {arguments.endpoint!r}")
+        raise UsageError(f"--rule checks {arguments.rule} by its id: leave out the path {arguments.endpoint!r}")
     if len(named) != 1:
-        raise UsageError(
-            "--rule takes one who is counted, such as --user 42, --ip 192.0.2.7 or --attribute tenant=acme"
-        )
+        raise UsageError("--rule takes one principal, such as --user 42, --ip 192.0.2.7 or --attribute tenant=acme")
     return Request(named, rule_id=arguments.rule, **about)
 
 
-def _tell(ruling: Ruling, now: int, terminal: Terminal, *, peeked: bool) -> None:
+def _write(ruling: Ruling, now: int, terminal: Terminal, *, peeked: bool) -> None:
     passes, refused = ("would pass", "would be refused") if peeked else ("allowed", "refused")
-    tell_outcome(ruling, terminal, passes, refused)
+    write_outcome(ruling, terminal, passes, refused)
     if ruling.decision is not None and ruling.decision.delay_us:
-        terminal.say(f"its turn comes in {ruling.decision.delay:g} s")
+        terminal.write(f"delayed by {ruling.decision.delay:g} s")
     if ruling.degraded:
-        told = f"degraded: the store did not decide this ({ruling.degraded}); what was used there is not known"
-        terminal.say(terminal.styled(printable(told), "yellow"))
-    tell_unmatched(ruling, terminal)
+        note = f"degraded: the store did not decide ({ruling.degraded}), so the usage recorded there is unknown"
+        terminal.write(terminal.styled(printable(note), "yellow"))
+    write_unmatched(ruling, terminal)
     for limit in ruling.limits:
-        _tell_limit(limit, now, terminal)
+        _write_limit(limit, now, terminal)
     for limit in ruling.shadow:
-        _tell_limit(limit, now, terminal, shadow=True)
+        _write_limit(limit, now, terminal, shadow=True)
 
 
-def _tell_limit(limit: RuleDecision, now: int, terminal: Terminal, *, shadow: bool = False) -> None:
+def _write_limit(limit: RuleDecision, now: int, terminal: Terminal, *, shadow: bool = False) -> None:
     decision = limit.decision
     name = terminal.styled(printable(limit.rule_id), "dim" if shadow else "bold")
     state = terminal.styled(decision.state, _STATES[decision.state])
@@ -137,28 +133,28 @@ def _tell_limit(limit: RuleDecision, now: int, terminal: Terminal, *, shadow: bo
     aside = ", a shadow that refuses nothing" if shadow else ""
     whole = datetime.fromtimestamp(-(-(now + decision.reset_after_us) // SECOND), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     left = f"{decision.remaining} of {decision.limit} left"
-    terminal.say(f"  {name}: {left}, {state}{refused}, all of it at {whole}{aside}")
+    terminal.write(f"  {name}: {left}, {state}{refused}, all of it at {whole}{aside}")
 
 
 def _reset(arguments: argparse.Namespace, terminal: Terminal) -> int:
     named, rule = {**principal_of(arguments), **attributes_of(arguments)}, arguments.rule or ""
     if not (named or rule):
-        raise UsageError("say whose limits: --user 42, --ip 192.0.2.7, --apikey NAME, or --rule ID")
+        raise UsageError("name a caller or a rule: --user 42, --ip 192.0.2.7, --apikey NAME, or --rule ID")
     has_path = arguments.endpoint is not None
     request = request_of(arguments, rule_id=rule) if has_path else Request(named, rule_id=rule)
-    answer = told_by_service(
+    answer = call_service(
         arguments, lambda client: client.reset(request) if rule or has_path else client.reset_all(request)
     )
     if arguments.json:
-        terminal.say_json({"success": bool(answer), **msgspec.to_builtins(answer)})
+        terminal.write_json({"success": bool(answer), **msgspec.to_builtins(answer)})
         return OK if answer.rules else NO
     if answer.rules:
-        terminal.say(terminal.styled(f"reset: {printable(', '.join(answer.rules))}", "green"))
+        terminal.write(terminal.styled(f"reset: {printable(', '.join(answer.rules))}", "green"))
     else:
-        reason = answer.reason or "no rule counts by that alone"
-        terminal.say(terminal.styled(f"nothing was reset: {printable(reason)}", "yellow"))
+        reason = answer.reason or "no rule counts by these principals alone"
+        terminal.write(terminal.styled(f"nothing was reset: {printable(reason)}", "yellow"))
     if answer.shared:
-        terminal.say(
-            f"others share these, which were left alone (name one with --rule): {printable(', '.join(answer.shared))}"
+        terminal.write(
+            f"not reset, since others share them (name one with --rule): {printable(', '.join(answer.shared))}"
         )
     return OK if answer.rules else NO

@@ -1,4 +1,4 @@
-"""``headgate audit``, ``usage`` and ``database``: what was changed, what rules decided, and the tables for both."""
+"""``headgate audit``, ``usage`` and ``database``: changes, decisions of rules, and the tables for both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headgate.cli.admin_client import KEY, Json, add_admin_options, call, listed, on_database, paged
+from headgate.cli.admin_client import KEY, Json, add_admin_options, call, on_database, read_pages, write_list
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command, add_group
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
@@ -21,41 +21,40 @@ _HOUR_US = 3_600_000_000
 
 
 def add(commands: Commands) -> None:
-    """Add the groups audit and database, and the command usage."""
     _add_audit(commands)
     _add_database(commands)
     usage = add_command(
         commands,
         "usage",
         _usage,
-        "how often rules decided what",
-        more="From the counters of all services that share the database, which are written once a minute.\n"
-        "What was degraded, decided without the store, is among the allowed and denied, too.",
+        "show how often rules decided what",
+        more="From the counters of all services that share the database, written once a minute. Degraded decisions,\n"
+        "made without the store, also count as allowed or denied.",
         examples="headgate usage --hours 24\nheadgate usage orders-user --step minute --hours 1 --json",
     )
     usage.add_argument("rule", metavar="RULE", nargs="?", default="", help="the id of a rule; default: all")
-    usage.add_argument("--hours", metavar="N", type=int, default=24, help="how far back [%(default)s]")
-    usage.add_argument("--step", choices=("minute", "hour"), default="hour", help="a line for each [%(default)s]")
+    usage.add_argument("--hours", metavar="N", type=int, default=24, help="the period [%(default)s]")
+    usage.add_argument("--step", choices=("minute", "hour"), default="hour", help="the period of a line [%(default)s]")
     add_admin_options(usage)
 
 
 def _add_audit(commands: Commands) -> None:
-    actions = add_group(commands, "audit", "who changed what, when and why", more=KEY)
+    actions = add_group(commands, "audit", "list and verify changes: who, what, when and why", more=KEY)
     listing = add_command(actions, "list", _list_audit, "list changes, the newest first")
     for name in ("actor", "action", "kind", "subject"):
         listing.add_argument(f"--{name}", default="", help=f"only those of this {name}")
-    listing.add_argument("--limit", type=int, default=50, metavar="N", help="so many [%(default)s]")
+    listing.add_argument("--limit", type=int, default=50, metavar="N", help="at most so many [%(default)s]")
     verify = add_command(
         actions,
         "verify",
         _verify_audit,
-        "say whether the audit trail was tampered with",
-        more="An entry that was changed or removed shows, unless it was at the end, or somebody computed all digests\n"
-        "anew: that shows only if a digest that was noted elsewhere is missing: --contains.\n\n"
+        "detect tampering with the audit trail",
+        more="A changed or removed entry is detected, unless it was the last, or all digests were computed anew. Then\n"
+        "only a digest recorded elsewhere is missing: --contains.\n\n"
         "Exit codes: 0 intact, 1 tampered with, 2 wrong usage.",
-        examples="headgate audit verify\nheadgate audit verify --contains DIGEST   # one that was noted elsewhere",
+        examples="headgate audit verify\nheadgate audit verify --contains DIGEST   # recorded elsewhere",
     )
-    verify.add_argument("--contains", metavar="DIGEST", default="", help="a digest that must be in it")
+    verify.add_argument("--contains", metavar="DIGEST", default="", help="a digest that must be in the trail")
     add_admin_options(listing)
     add_admin_options(verify, database=True)
 
@@ -63,10 +62,10 @@ def _add_audit(commands: Commands) -> None:
 def _add_database(commands: Commands) -> None:
     actions = add_group(commands, "database", "the tables of a database with rules")
     for name, summary in (
-        ("upgrade", "bring the tables of a database to this version"),
-        ("status", "say which version the tables of a database are of"),
+        ("upgrade", "upgrade the tables of a database to this version"),
+        ("status", "show the version of a database's tables"),
     ):
-        run = partial(_migrated, upgrade=name == "upgrade")
+        run = partial(_migrate, upgrade=name == "upgrade")
         parser = add_command(actions, name, run, summary, examples=f"headgate database {name} sqlite:///headgate.db")
         parser.add_argument("database", metavar="URL", help="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
 
@@ -76,7 +75,7 @@ def _list_audit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     found = call(arguments, "GET", "/audit", query={name: getattr(arguments, name) for name in names})["items"]
     shown = ("revision", "at", "actor", "action", "kind", "subject", "reason")
     rows = [[each[name] for name in shown] for each in found]
-    return listed(arguments, terminal, found, ("REVISION", "AT", "WHO", "DID", "TO", "", "WHY"), rows)
+    return write_list(arguments, terminal, found, ("REVISION", "AT", "WHO", "DID", "TO", "", "WHY"), rows)
 
 
 def _verify_audit(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -93,22 +92,22 @@ def _verify_audit(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
         answer = on_database(arguments.database, work)
     if arguments.json:
-        terminal.say_json(answer)
+        terminal.write_json(answer)
     elif answer["intact"]:
         older = f", and {answer['removed']} older ones removed by the retention" if answer["removed"] else ""
-        terminal.say(terminal.styled(f"intact: {answer['entries']} entries{older}", "green"))
-        terminal.say(f"the last digest, to note elsewhere: {answer['last']}")
+        terminal.write(terminal.styled(f"intact: {answer['entries']} entries{older}", "green"))
+        terminal.write(f"the last digest, to record elsewhere: {answer['last']}")
     else:
-        terminal.complain(terminal.styled(f"tampered with: {answer['fault']}", "red", err=True))
+        terminal.write_error(terminal.styled(f"tampered with: {answer['fault']}", "red", err=True))
     return OK if answer["intact"] else NO
 
 
 def _usage(arguments: argparse.Namespace, terminal: Terminal) -> int:
     since = time.time_ns() // 1000 - max(0, arguments.hours) * _HOUR_US
-    since -= since % (_HOUR_US if arguments.step == "hour" else _HOUR_US // 60)  # with what has begun before
-    found = paged(arguments, "/usage", rule_id=arguments.rule, step=arguments.step, since=max(0, since))
-    if not found and arguments.rule:  # of a rule that was deleted, usage is kept for a while
-        known = [each["id"] for each in paged(arguments, "/rules")]
+    since -= since % (_HOUR_US if arguments.step == "hour" else _HOUR_US // 60)  # include the period that began before
+    found = read_pages(arguments, "/usage", rule_id=arguments.rule, step=arguments.step, since=max(0, since))
+    if not found and arguments.rule:  # usage of a deleted rule is kept for a while
+        known = [each["id"] for each in read_pages(arguments, "/rules")]
         if arguments.rule not in known:
             raise UnknownRule(arguments.rule, known)
     lines: dict[tuple[str, str], dict[str, int]] = {}
@@ -116,32 +115,32 @@ def _usage(arguments: argparse.Namespace, terminal: Terminal) -> int:
         lines.setdefault((each["at"], each["rule_id"]), {})[each["outcome"]] = each["count"]
     rows = [(at, rule, *(counts.get(outcome, 0) for outcome in _OUTCOMES)) for (at, rule), counts in lines.items()]
     head = ("SINCE", "RULE", *(outcome.upper().replace("_", " ") for outcome in _OUTCOMES))
-    return listed(arguments, terminal, found, head, rows)
+    return write_list(arguments, terminal, found, head, rows)
 
 
-def _migrated(arguments: argparse.Namespace, terminal: Terminal, *, upgrade: bool) -> int:
+def _migrate(arguments: argparse.Namespace, terminal: Terminal, *, upgrade: bool) -> int:
     from headgate.admin.database import Database as Opened  # noqa: PLC0415  an extra, slow to load
     from headgate.admin.database import SchemaMismatch  # noqa: PLC0415
 
     async def main() -> int:
         database = Opened(arguments.database)
-        if not upgrade and not database.exists:  # to look would make it
-            raise UsageError(f"{printable(database.name)}: there is no such file")
+        if not upgrade and not database.exists:  # opening would create it
+            raise UsageError(f"{printable(database.name)}: no such file")
         try:
             before = await database.schema()
             if upgrade and before != "head":
                 await database.upgrade()
             found = await database.schema()
             if found is None:
-                terminal.say(f"{printable(database.name)}: empty")
+                terminal.write(f"{printable(database.name)}: empty")
                 return NO
             try:
                 await database.check_schema()
             except SchemaMismatch as error:
-                terminal.complain(printable(str(error)))
+                terminal.write_error(printable(str(error)))
                 return NO
             moved = f", upgraded from {before or 'nothing'}" if found != before else ""
-            terminal.say(f"{printable(database.name)}: version {found}{moved}, as this Headgate needs it")
+            terminal.write(f"{printable(database.name)}: version {found}{moved}, as this Headgate requires")
             return OK
         finally:
             await database.close()

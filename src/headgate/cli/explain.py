@@ -1,4 +1,4 @@
-"""``headgate explain``: which rules a request meets, why, and what would be decided. Nothing is taken."""
+"""``headgate explain``: which rules apply to a request, why, and the decision. Nothing is taken."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from headgate.cli.command import (
 from headgate.cli.rule_files import for_envoy
 from headgate.cli.service import (
     add_service_options,
-    posted,
+    call_service,
+    post_json,
     request_of,
-    tell_outcome,
-    tell_unmatched,
-    told_by_service,
     wait_of,
+    write_outcome,
+    write_unmatched,
 )
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
@@ -40,13 +40,12 @@ from headgate.policy.request import GLOBAL
 
 
 def add(commands: Commands) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "explain",
         _explain,
-        "say which rules a request meets, why, and what would be decided; takes nothing",
-        more="By the rules of a file and what is used in a store, or by those of a running service, with --url.\n\n"
+        "show which rules apply to a request, why, and the decision; takes nothing",
+        more="With the rules of a file and the state of a store, or with those of a running service (--url).\n\n"
         "Exit codes: 0 it would pass, 1 it would be refused, 2 wrong usage, or the service did not answer.",
         examples="headgate explain --rules rules.yaml --user 42 --method POST /api/v1/orders\n"
         "headgate explain --rules ratelimit --domain edge --entry remote_address=192.0.2.7\n"
@@ -61,11 +60,13 @@ def add(commands: Commands) -> None:
         metavar="FILE",
         help="the rules, or a folder of envoyproxy/ratelimit; or HEADGATE_RULES",
     )
-    parser.add_argument("--store", metavar="ADDRESS", default=store, help="where the state is; default: memory (empty)")
+    parser.add_argument(
+        "--store", metavar="ADDRESS", default=store, help="the store of the state; default: memory (empty)"
+    )
     add_request_options(parser)
     add_service_options(parser, is_optional=True)
     descriptors = parser.add_argument_group("for files of envoyproxy/ratelimit")
-    descriptors.add_argument("--domain", help="that Envoy asks for; not needed where the files have just one")
+    descriptors.add_argument("--domain", help="the domain of the request; optional if the files have only one")
     descriptors.add_argument(
         "--entry", metavar="KEY=VALUE", action="append", default=[], help="of the descriptor, in order; may be repeated"
     )
@@ -76,29 +77,29 @@ def _explain(arguments: argparse.Namespace, terminal: Terminal) -> int:
     rules = arguments.rules or (None if arguments.url else os.environ.get("HEADGATE_RULES"))
     arguments.url = arguments.url or (None if rules else os.environ.get("HEADGATE_URL"))
     if rules and arguments.url:
-        raise UsageError("--rules explains by a file, --url by a running service: say one of them")
+        raise UsageError("--rules explains with a file, --url with a running service: give one of them")
     if not (rules or arguments.url):
-        raise UsageError("say by which --rules FILE, or at which --url a service runs, such as http://127.0.0.1:8080")
+        raise UsageError("give --rules FILE, or the --url of a running service, such as http://127.0.0.1:8080")
     descriptors = for_envoy(rules) if rules else None
     if descriptors is not None or (arguments.url and (arguments.domain or arguments.entry)):
         return _explain_descriptor(descriptors, arguments, terminal)
     if arguments.endpoint is None:
-        raise UsageError("say which PATH is asked for, such as /api/v1/orders")
+        raise UsageError("give the PATH of the request, such as /api/v1/orders")
     request = request_of(arguments, cost=arguments.cost, tier=arguments.tier)
     if rules:
         with Engine(load_file(rules), store=arguments.store) as engine:
             explained = engine.explain(request)
     else:
-        explained = told_by_service(arguments, lambda client: client.explain(request))
+        explained = call_service(arguments, lambda client: client.explain(request))
     if arguments.json:
-        terminal.say_json(explained_data(explained))
+        terminal.write_json(explained_data(explained))
     else:
-        _tell(explained, terminal)
+        _write(explained, terminal)
     return OK if explained.ruling.allowed else NO
 
 
 def _explain_descriptor(policy: DescriptorPolicy | None, arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Say what Envoy would be answered about one descriptor, by files or by a running service."""
+    """Explain the decision about one descriptor, with files or a running service."""
     domains = [] if policy is None else [*policy.domains]
     domain = arguments.domain or (domains[0] if len(domains) == 1 else "")
     if not (domain and arguments.entry):
@@ -111,57 +112,57 @@ def _explain_descriptor(policy: DescriptorPolicy | None, arguments: argparse.Nam
     if policy is None:
         pairs = [{"key": key, "value": value} for key, value in entries]
         question = {"domain": domain, "descriptors": [{"entries": pairs, "hits_addend": arguments.cost}]}
-        (told,) = posted(arguments, "/json/explain", question)["descriptors"] or [None]
-        if told is None:
+        (answer,) = post_json(arguments, "/json/explain", question)["descriptors"] or [None]
+        if answer is None:
             raise UsageError("this service has no files of envoyproxy/ratelimit: give the PATH of a request")
     else:
-        told = asyncio.run(_explained_by(policy, arguments.store, domain, Descriptor(entries, arguments.cost)))
+        answer = asyncio.run(_explained_by(policy, arguments.store, domain, Descriptor(entries, arguments.cost)))
     if arguments.json:
-        terminal.say_json(told)
-        return OK if told["allowed"] else NO
-    word, colour = ("would pass", "green") if told["allowed"] else ("would be over the limit", "red")
-    why = told["problem"] or told["rule"] or "no descriptor is for it"
-    shadow = ", a shadow that refuses nothing" if told["shadow_mode"] else ""
-    terminal.say(f"{terminal.styled(word, colour)} ({told['outcome']}): {printable(why)}{shadow}")
-    _tell_degraded(told["degraded"], terminal)
-    for limit in told["limits"]:
+        terminal.write_json(answer)
+        return OK if answer["allowed"] else NO
+    word, colour = ("would pass", "green") if answer["allowed"] else ("would be over the limit", "red")
+    why = answer["problem"] or answer["rule"] or "no descriptor matches"
+    shadow = ", a shadow that refuses nothing" if answer["shadow_mode"] else ""
+    terminal.write(f"{terminal.styled(word, colour)} ({answer['outcome']}): {printable(why)}{shadow}")
+    _write_degraded(answer["degraded"], terminal)
+    for limit in answer["limits"]:
         name = f" ({printable(limit['name'])})" if limit["name"] else ""
-        terminal.say(f"  {limit['quota']}{name}: {limit['remaining']} of {limit['limit']} left")
-    return OK if told["allowed"] else NO
+        terminal.write(f"  {limit['quota']}{name}: {limit['remaining']} of {limit['limit']} left")
+    return OK if answer["allowed"] else NO
 
 
 async def _explained_by(policy: DescriptorPolicy, store: str, domain: str, descriptor: Descriptor) -> dict[str, Any]:
     async with AsyncDescriptorEngine(policy, store=store) as engine:
-        (told,) = await engine.explain(domain, [descriptor])
-    return told
+        (answer,) = await engine.explain(domain, [descriptor])
+    return answer
 
 
-def _tell_degraded(reason: str, terminal: Terminal) -> None:
+def _write_degraded(reason: str, terminal: Terminal) -> None:
     if reason:
-        told = f"the store does not answer ({reason}): what was used is not known, nor what it would decide"
-        terminal.say(terminal.styled(told, "yellow"))
+        answer = f"the store does not answer ({reason}): the recorded usage and the decision are unknown"
+        terminal.write(terminal.styled(answer, "yellow"))
 
 
-def _tell(explained: Explained, terminal: Terminal) -> None:
+def _write(explained: Explained, terminal: Terminal) -> None:
     explanation, ruling = explained.explanation, explained.ruling
-    tell_outcome(ruling, terminal, "would pass", "would be refused")
+    write_outcome(ruling, terminal, "would pass", "would be refused")
     facts = ", ".join(f"{name} {value}" for name, value in explanation.facts.items() if name != GLOBAL)
     tier = f", tier {explanation.tier}" if explanation.tier else ""
-    terminal.say(printable(f"as seen by the rules: {facts}{tier}"))
-    tell_unmatched(ruling, terminal)
-    _tell_degraded(ruling.degraded, terminal)
+    terminal.write(printable(f"as seen by the rules: {facts}{tier}"))
+    write_unmatched(ruling, terminal)
+    _write_degraded(ruling.degraded, terminal)
     for considered in sorted(explanation.rules, key=lambda each: not each.applies):
-        terminal.say()
-        _tell_rule(considered, explained.states.get(considered.rule, ()), terminal)
+        terminal.write()
+        _write_rule(considered, explained.states.get(considered.rule, ()), terminal)
 
 
-def _tell_rule(considered: Considered, states: Sequence[Decision], terminal: Terminal) -> None:
+def _write_rule(considered: Considered, states: Sequence[Decision], terminal: Terminal) -> None:
     mark = "applies" if considered.applies else "does not apply"
     name = terminal.styled(printable(considered.rule), "bold" if considered.applies else "dim")
-    terminal.say(f"{name} {mark}" + (f": {printable(considered.reason)}" if considered.reason != MATCHES else ""))
+    terminal.write(f"{name} {mark}" + (f": {printable(considered.reason)}" if considered.reason != MATCHES else ""))
     for limit, state in zip(considered.limits, states, strict=False):
         principal = limit.principal if isinstance(limit.principal, str) else f"digest {limit.principal.hex()}"
         refused = "" if state.allowed else f", refused {wait_of(state)}"
         used = f"{state.remaining} of {state.limit} left"
-        terminal.say(printable(f"  {limit.quota} ({considered.source}): {used}, {state.state}{refused}"))
-        terminal.say(terminal.styled(printable(f"  key {limit.space} of {principal}"), "dim"))
+        terminal.write(printable(f"  {limit.quota} ({considered.source}): {used}, {state.state}{refused}"))
+        terminal.write(terminal.styled(printable(f"  key {limit.space} of {principal}"), "dim"))

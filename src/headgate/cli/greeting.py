@@ -1,4 +1,4 @@
-"""What ``headgate serve`` says when it serves: where, with what, and two ways to try it."""
+"""The message of ``headgate serve`` when it serves: addresses, settings, and two commands to try."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headgate.cli.command import DEFAULT_URL, Terminal, bracketed, url_of
+from headgate.cli.command import DEFAULT_URL, Terminal, url_of, with_brackets
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.policy.compiled import Policy
@@ -26,29 +26,28 @@ if TYPE_CHECKING:
     from headgate.admin.plane import Begun
 
 USUAL = Request({"user": "u1"}, "/api/v1/orders", "POST")
-"""What is tried, if rules limit it."""
+"""The preferred request to try."""
 _SAMPLES = {"user": "u1", "ip": "203.0.113.9", "apikey": "k1"}
 _LONGEST = 100_000
-"""Bytes of rules that are read for this: clients have to wait for it."""
+"""Larger rule files are not read for this, since clients are waiting."""
 _SAMPLE = "x"
-"""What stands for any segment of a path, and for any other value."""
+"""Any segment of a path, and any other value."""
 
 
 def prepared(
     settings: Settings, ports: Mapping[str, int], store: str, terminal: Terminal, admin: Begun | None = None
 ) -> Callable[[int], None]:
-    """Find out what there is to know about a service that is about to begin.
+    """Prepare the message of a service that is about to start; the result writes it, given the number of rules.
 
-    `ports` are those of "http", "grpc" and, if there is one, the "admin" plane; `store` has no password. What is
-    returned says it all, given how many rules the service has.
+    `ports` are those of "http", "grpc" and, if there is one, the "admin" plane; `store` has no password.
     """
-    scheme, host = "https" if settings.tls_cert else "http", bracketed(settings.host)
-    request = tried(settings)
-    own = [asking(settings, ports["http"], request)] if _has_rules(settings) else []
+    scheme, host = "https" if settings.tls_cert else "http", with_brackets(settings.host)
+    request = sample_request(settings)
+    own = [check_command(settings, ports["http"], request)] if _has_rules(settings) else []
     trials = [*own, trial(settings, ports["http"], request)]
     title = terminal.styled(f"Headgate {version('headgate')} serves", "bold")
 
-    def say(rules: int) -> None:
+    def write(rules: int) -> None:
         lines = {
             "HTTP": f"{scheme}://{host}:{ports['http']}",
             "gRPC": f"{host}:{ports['grpc']}" + (" (TLS)" if settings.tls_cert else ""),
@@ -56,38 +55,38 @@ def prepared(
             "store": store + _shared_by(settings),
         }
         if "admin" in ports:
-            lines["admin"] = f"{scheme}://{bracketed(settings.admin_host)}:{ports['admin']}"
+            lines["admin"] = f"{scheme}://{with_brackets(settings.admin_host)}:{ports['admin']}"
         if settings.envoy_config:
             lines["Envoy"] = f"by the descriptors in {settings.envoy_config}"
-        terminal.say(title)
+        terminal.write(title)
         for name, text in lines.items():
-            terminal.say(f"  {name:<6} {printable(text)}")
+            terminal.write(f"  {name:<6} {printable(text)}")
         if admin is not None and admin.first_key:
-            say_first_key(admin.first_key, terminal)
+            write_first_key(admin.first_key, terminal)
         if admin is not None and admin.error:
-            terminal.say(terminal.styled(f"the rules are the last good ones: {printable(admin.error)}", "yellow"))
-        terminal.say("try it:")
+            terminal.write(terminal.styled(f"the rules are the last good ones: {printable(admin.error)}", "yellow"))
+        terminal.write("try it:")
         for line in trials:
-            terminal.say(f"  {printable(line)}")
+            terminal.write(f"  {printable(line)}")
         terminal.out.flush()
 
-    return say
+    return write
 
 
-def say_first_key(key: str, terminal: Terminal) -> None:
-    """Show the key that was made since there was none."""
-    terminal.say("the first key of the admin plane, for HEADGATE_ADMIN_KEY; it is shown only now:")
-    terminal.say(f"  {key}")
+def write_first_key(key: str, terminal: Terminal) -> None:
+    """Show the key created for a new database."""
+    terminal.write("the first key of the admin plane, for HEADGATE_ADMIN_KEY; it is shown only once:")
+    terminal.write(f"  {key}")
     terminal.out.flush()
 
 
-def tried(settings: Settings) -> Request:
-    """Return a request that a rule limits; the usual one if none is found."""
+def sample_request(settings: Settings) -> Request:
+    """Return a request that a rule limits, or the preferred one."""
     try:
         if settings.rules and Path(settings.rules).stat().st_size > _LONGEST:
             return USUAL
         policy = Policy(rules_of(settings).read())
-    except (OSError, UsageError):  # it is being written at this moment
+    except (OSError, UsageError):  # it may be incomplete at this moment
         return USUAL
     candidates = (USUAL, *[_request_for(rule) for rule in policy.ruleset.rules])
     return next((each for each in candidates if _is_limited(policy, each)), USUAL)
@@ -109,8 +108,8 @@ def _is_limited(policy: Policy, request: Request) -> bool:
         return False
 
 
-def asking(settings: Settings, port: int, request: Request = USUAL) -> str:
-    """Return a command line of our own that asks the service."""
+def check_command(settings: Settings, port: int, request: Request = USUAL) -> str:
+    """Return a command line of headgate check."""
     words, url = [*_ourselves(), "check"], url_of(settings.host, port, tls=bool(settings.tls_cert))
     if url != DEFAULT_URL:
         words += ["--url", url]
@@ -121,17 +120,17 @@ def asking(settings: Settings, port: int, request: Request = USUAL) -> str:
     line = shlex.join(words)
     if settings.caller_keys:
         line += ' --caller-key "$KEY"'
-    asked = [word for name, value in request.principal.items() for word in (f"--{name}", value)]
-    asked += [word for name, value in request.attributes.items() for word in ("--attribute", f"{name}={value}")]
-    asked += ["--tier", request.tier] if request.tier else []
-    return f"{line} {shlex.join([*asked, '--method', request.method, request.endpoint])}"
+    options = [word for name, value in request.principal.items() for word in (f"--{name}", value)]
+    options += [word for name, value in request.attributes.items() for word in ("--attribute", f"{name}={value}")]
+    options += ["--tier", request.tier] if request.tier else []
+    return f"{line} {shlex.join([*options, '--method', request.method, request.endpoint])}"
 
 
 def trial(settings: Settings, port: int, request: Request = USUAL) -> str:
-    """Return a command line of curl that asks the service; without rules, for the limits that it has for Envoy."""
+    """Return a command line of curl; without rules, for Envoy's limits."""
     words = ["curl", "-sw", r"\n"]
     if settings.tls_cert:
-        words.append("-k")  # whom the certificate is for, and who signed it, is not known here
+        words.append("-k")  # the certificate's name and authority are unknown
     if settings.client_ca:
         words += ["--cert", "CLIENT.pem", "--key", "CLIENT.key"]
     path = "/api/v1/rate-limit/check" if _has_rules(settings) else "/rlconfig"
@@ -146,7 +145,7 @@ def trial(settings: Settings, port: int, request: Request = USUAL) -> str:
 
 
 def _ourselves() -> list[str]:
-    """Return how this command was called, as far as that works in the same folder."""
+    """Return the words that called this command, as far as they work in the same folder."""
     name, called = "headgate", sys.argv[0]
     if Path(called).name != name:
         return [sys.executable, "-m", name]
@@ -154,7 +153,6 @@ def _ourselves() -> list[str]:
 
 
 def _has_rules(settings: Settings) -> bool:
-    """Whether there are any, those of the example included."""
     return bool(settings.rules or settings.database) or not settings.envoy_config
 
 
@@ -163,7 +161,7 @@ def _origin(settings: Settings) -> str:
         return f"from {settings.rules}"
     if settings.database:
         return f"from {_without_password(settings.database)}"
-    return "an example; --rules FILE for your own" if _has_rules(settings) else "as only Envoy is answered"
+    return "an example; --rules FILE for your own" if _has_rules(settings) else "for Envoy only"
 
 
 def _shared_by(settings: Settings) -> str:

@@ -1,4 +1,4 @@
-"""``headgate who`` and ``headgate enforcement``: what an operator needs beside a running service."""
+"""``headgate who`` and ``headgate enforcement``: for operators of a running service."""
 
 from __future__ import annotations
 
@@ -27,65 +27,64 @@ from headgate.observe.logs import Principals
 from headgate.policy.addresses import counted_by
 
 WORKER = "headgate.server.worker"
-"""The module that a worker runs: see `headgate.server.supervisor`."""
+"""The module of a worker process: see `headgate.server.supervisor`."""
 _PASSWORD = re.compile(r"://[^/@ ]*@")
 
 
 def add(commands: Commands) -> None:
-    """Add the commands."""
     who = add_command(
         commands,
         "who",
         _who,
-        "find whose digest the log or /hotkeys shows",
-        more="A digest cannot be turned back: name whom you suspect, or give a list of them on the standard input.\n"
-        "Limits of Envoy's files are counted by entries: --attribute tenant=acme, or --ip for remote_address.\n\n"
+        "find the principal of a digest in the log or /hotkeys",
+        more="A digest cannot be reversed: give candidates, or a list of them on standard input. Limits of Envoy's\n"
+        "files count by entries: --attribute tenant=acme, or --ip for remote_address.\n\n"
         "Exit codes: 0 it is one of them, 1 it is not, 2 wrong usage.",
         examples="headgate who '#2f1d9c0b7a6e5d43' --user 42\n"
         "psql -Atc 'select id from users' | headgate who '#2f1d9c0b7a6e5d43' -",
     )
-    who.add_argument("digest", metavar="DIGEST", help="# and 16 hexadecimal digits; the # may be left out")
-    who.add_argument("candidates", metavar="VALUE", nargs="*", help="who it may be; - reads one from each line")
-    add_principal_options(who, "who it may be")
+    who.add_argument("digest", metavar="DIGEST", help="# and 16 hexadecimal digits; the # is optional")
+    who.add_argument("candidates", metavar="VALUE", nargs="*", help="a candidate; - reads one from each line")
+    add_principal_options(who, "a candidate")
     switch = add_command(
         commands,
         "enforcement",
         _switch,
-        "let the limits of a running service refuse nothing, or refuse again",
-        more="Off, every rule is a shadow: counted and reported, and nothing is refused but by deny lists. No restart\n"
-        "is needed; it holds for all workers, those started later included, and ends with the service. By hand, the\n"
-        "same is SIGUSR1 to the process for off, and SIGUSR2 for on.",
+        "turn the enforcement of a running service's limits off, or on again",
+        more="Off, every rule is a shadow: counted and reported, and only deny lists refuse. It needs no restart,\n"
+        "holds for all workers, including later ones, and ends with the service. The signals SIGUSR1 (off) and\n"
+        "SIGUSR2 (on) do the same.",
         examples="headgate enforcement off\nheadgate enforcement on --pid 4711",
     )
     switch.add_argument("state", choices=["on", "off"])
-    switch.add_argument("--pid", type=int, help="the process; not needed where one service runs")
+    switch.add_argument("--pid", type=int, help="the process; optional if only one service runs")
 
 
 def _who(arguments: argparse.Namespace, terminal: Terminal) -> int:
     wanted = "#" + arguments.digest.removeprefix("#").lower()
     if len(wanted) != len(shown := Principals().shown("")) or set(wanted[1:]) - set("0123456789abcdef"):
-        raise UsageError(f"a digest is # and {len(shown) - 1} hexadecimal digits, not {arguments.digest!r}")
+        raise UsageError(f"a digest must be # and {len(shown) - 1} hexadecimal digits, not {arguments.digest!r}")
     principal, attributes = principal_of(arguments), attributes_of(arguments)
     named = [*principal.values(), *attributes.values(), *(value for value in arguments.candidates if value != "-")]
     if "ip" in principal:
         attributes = {"remote_address": principal["ip"], **attributes}
-    entries = [f"{name}={value}" for name, value in attributes.items()]  # how limits of Envoy's files are counted
+    entries = [f"{name}={value}" for name, value in attributes.items()]  # as limits of Envoy's files count
     named += [*entries, ",".join(entries)] if entries else []
     if not (named or "-" in arguments.candidates):
-        raise UsageError("a digest cannot be turned back: say who it may be, such as --user 42, or - for a list")
+        raise UsageError("a digest cannot be reversed: give candidates, such as --user 42, or - for a list")
     lines = (line.rstrip("\n") for line in sys.stdin) if "-" in arguments.candidates else ()
     for candidates in (named, lines):
         for candidate in candidates:
             for counted in {candidate, _network(candidate)}:
                 if Principals().shown(counted) == wanted:
-                    terminal.say(terminal.styled(f"{wanted} is {printable(counted)}", "green"))
+                    terminal.write(terminal.styled(f"{wanted} is {printable(counted)}", "green"))
                     return OK
-    terminal.say(f"{wanted} is none of them")
+    terminal.write(f"{wanted} is none of the candidates")
     return NO
 
 
 def _network(candidate: str) -> str:
-    """Return what an IPv6 address is counted by, which is its network; anything else as it is."""
+    """Return the network of an IPv6 address; other text unchanged."""
     try:
         return counted_by(candidate)
     except UsageError:
@@ -99,16 +98,18 @@ def _switch(arguments: argparse.Namespace, terminal: Terminal) -> int:
     except ProcessLookupError:
         raise UsageError(f"process {pid} has ended") from None
     except PermissionError:
-        raise UsageError(f"process {pid} is somebody else's: use its user, or root") from None
+        raise UsageError(f"process {pid} belongs to another user: run this as that user, or as root") from None
     effect = "refuse again" if arguments.state == "on" else "are counted, and refuse nothing"
-    terminal.say(f"told process {pid}: enforcement is {arguments.state}, limits {effect}. Its log and /readyz say so")
+    terminal.write(
+        f"signalled process {pid}: enforcement is {arguments.state}, limits {effect}. See its log and /readyz"
+    )
     return OK
 
 
 def _service(wanted: int | None) -> int:
-    """Return the process that is wanted, or of the one service that runs here. Raises UsageError.
+    """Return the given process, or that of the only service on this machine. Raises UsageError.
 
-    No other process gets the signal: it ends those that do not know it.
+    Other processes are not signalled, since that would end them.
     """
     found = dict[int, str]()
     for path in Path("/proc").glob("[0-9]*"):
@@ -122,11 +123,11 @@ def _service(wanted: int | None) -> int:
         return next(iter(found))
     wrong = "" if wanted is None else f"process {wanted} {_what_it_is(wanted)}. "
     known = "".join(f"\n  {pid}: headgate {command}" for pid, command in sorted(found.items())) or " none"
-    raise UsageError(f"{wrong}Say which service is meant, with --pid PID; on this machine there are:{known}")
+    raise UsageError(f"{wrong}Select a service with --pid PID; on this machine there are:{known}")
 
 
 def _command(process: Path) -> list[str]:
-    """Return the words of the command line of a process; none if it has ended."""
+    """Return the command line of a process; empty if it has ended."""
     try:
         return (process / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     except OSError:
@@ -134,7 +135,7 @@ def _command(process: Path) -> list[str]:
 
 
 def _is_service(words: list[str]) -> bool:
-    """Whether it is ours, and not a program, such as `timeout`, that was given our command."""
+    """Return whether it is a service, not a program, such as `timeout`, that runs one."""
     if "serve" not in words[1:] or not Path(words[0]).name.startswith(("python", "headgate")):
         return False
     return any(Path(word).name == "headgate" or word == "headgate.cli" for word in words[: words.index("serve")])
@@ -143,12 +144,11 @@ def _is_service(words: list[str]) -> bool:
 def _folder(process: Path) -> str:
     try:
         return f" (in {(process / 'cwd').readlink()})"
-    except OSError:  # it has ended, or is somebody else's
+    except OSError:  # it has ended, or belongs to another user
         return ""
 
 
 def _what_it_is(pid: int) -> str:
-    """Say what a process is, if it is not a service."""
     process = Path("/proc") / str(pid)
     if WORKER in _command(process):
         with suppress(OSError):

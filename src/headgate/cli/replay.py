@@ -14,14 +14,13 @@ import msgspec
 
 from headgate.cli import progress
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command, named
-from headgate.cli.rule_files import checked, explained, for_envoy
+from headgate.cli.rule_files import for_envoy, load_rules, reports_problems
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.files import replace_file
 from headgate.policy.request import principal_name
 from headgate.replay import chart
-from headgate.replay.logs import AUTO, FORMATS, STDIN
-from headgate.replay.merging import MergedLogs
+from headgate.replay.logs import AUTO, FORMATS, STDIN, MergedLogs
 from headgate.replay.replaying import OWN_FIELDS, Fields, Period, Replay, ReplaySummary
 from headgate.replay.report import report
 from headgate.replay.results import ComparisonSummary, RefusedSummary, RulesSummary, RuleSummary
@@ -37,16 +36,15 @@ _NUMBERS, _LESS_NEEDED = {"DECIDED", "REFUSED", "SHARE"}, ("WHEN", "BY", "LIMIT"
 
 
 def add(commands: Commands) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "replay",
-        explained(_replay),
-        "say how rules would have decided the requests of access logs",
-        more="Every request of the log is decided at its time, by the engine of the service and a store in memory.\n"
-        "Nothing is sent anywhere. Rotated and compressed files can be named in any order.\n\n"
-        "Exit codes: 0 the log was replayed, 1 the rules cannot be used, or no request was replayed, 2 wrong usage,\n"
-        "or no such file, 130 interrupted: what was found so far is printed.",
+        reports_problems(_replay),
+        "show how rules would have decided the requests of access logs",
+        more="Every request of the log is decided at its time, by the engine of the service with a store in memory.\n"
+        "Nothing is sent anywhere. Name rotated and compressed files in any order.\n\n"
+        "Exit codes: 0 the log was replayed, 1 the rules are invalid, or no request was replayed, 2 wrong usage,\n"
+        "or no such file, 130 interrupted: the results so far are printed.",
         examples="headgate replay --rules rules.yaml access.log\n"
         "headgate replay --rules rules.yaml --compare new-rules.yaml --html report.html access.log*\n"
         "headgate replay --rules rules.yaml --principal user=sub --tier plan access.jsonl\n"
@@ -58,11 +56,11 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--rules", metavar="FILE", default=os.environ.get("HEADGATE_RULES"), help="the rules; or HEADGATE_RULES"
     )
-    parser.add_argument("--compare", metavar="OTHER", help="other rules: say what they would change, in one pass")
+    parser.add_argument("--compare", metavar="OTHER", help="other rules: show what they would change, in one pass")
     parser.add_argument("--format", default=AUTO, help=f"{AUTO}, {', '.join(FORMATS)}; default: {AUTO}")
     repeated = f"NAME is the log's field FIELD, or one of {', '.join(OWN_FIELDS)}; may be repeated"
     parser.add_argument(
-        "--principal", metavar="NAME=FIELD", action="append", default=[], help=f"who asks: the principal {repeated}"
+        "--principal", metavar="NAME=FIELD", action="append", default=[], help=f"the principal {repeated}"
     )
     parser.add_argument(
         "--attribute", metavar="NAME=FIELD", action="append", default=[], help=f"the attribute {repeated}"
@@ -72,32 +70,30 @@ def add(commands: Commands) -> None:
         metavar="NAME=FIELD",
         action="append",
         default=[],
-        help="what the log calls a field that is not recognised: at, address, user, method, path, host, status, agent",
+        help="the log's name of a field that is not recognised: at, address, user, method, path, host, status, agent",
     )
     parser.add_argument(
         "--tier", metavar="FIELD", default="", help="the field with the tier; default: that of the user"
     )
-    parser.add_argument(
-        "--since", metavar="TIME", help="leave out lines before it: 2026-11-01, or 2026-11-01T08:00:00Z"
-    )
-    parser.add_argument("--until", metavar="TIME", help="leave out lines from then on")
+    parser.add_argument("--since", metavar="TIME", help="ignore lines before: 2026-11-01, or 2026-11-01T08:00:00Z")
+    parser.add_argument("--until", metavar="TIME", help="ignore lines from then on")
     parser.add_argument(
         "--max-keys", metavar="N", type=int, default=MAX_KEYS, help=f"limits kept at once; default: {MAX_KEYS:,}"
     )
-    parser.add_argument("--html", metavar="FILE", help="write a report there, a page that needs no other file")
+    parser.add_argument("--html", metavar="FILE", help="write a report as a self-contained page")
     parser.add_argument("--json", action="store_true", help="write JSON, for programs")
 
 
 def _replay(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if not arguments.rules:
-        raise UsageError("say by which --rules FILE, or set HEADGATE_RULES")
+        raise UsageError("give --rules FILE, or set HEADGATE_RULES")
     names = [name for name in (arguments.rules, arguments.compare) if name]
     if [*names, *arguments.logs].count(STDIN) > 1:
         raise UsageError("only one of --rules, --compare and the logs can be -, the standard input")
     for name in names:
         if for_envoy(name) is not None:
-            raise UsageError(f"{name} is of envoyproxy/ratelimit: a replay takes rules (headgate rules validate FILE)")
-    rulesets = [checked(name).ruleset for name in names]
+            raise UsageError(f"{name} is for envoyproxy/ratelimit: a replay takes rules (headgate rules validate FILE)")
+    rulesets = [load_rules(name).ruleset for name in names]
     fields = Fields(
         {principal_name(name): field for name, field in _pairs(arguments.principal, "--principal", "user=sub")},
         dict(_pairs(arguments.attribute, "--attribute", "region=country")),
@@ -117,20 +113,20 @@ def _replay(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.json:
         terminal.out.write(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
     else:
-        Telling(terminal, summary, names).tell()
+        _SummaryWriter(terminal, summary, names).write()
     if not is_complete:
         return INTERRUPTED
     return OK if summary.lines else NO
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """Return the names of files without their folders, where these do not tell them apart."""
+    """Return file names without folders, if they stay distinct."""
     short = ["standard input" if name == STDIN else Path(name).name for name in names]
     return short if len({*short}) == len(short) else [*names]
 
 
 def _save(page: str, path: Path) -> None:
-    """Write a file in one step: it is there as a whole, or not at all. Raises UsageError."""
+    """Write a file atomically. Raises UsageError."""
     try:
         replace_file(path, page.encode(), durable=False, mode=0o666)  # less what the umask takes away
     except OSError as error:
@@ -138,8 +134,8 @@ def _save(page: str, path: Path) -> None:
 
 
 def _run(replay: Replay, logs: MergedLogs, terminal: Terminal) -> bool:
-    """Replay all of it; says whether it was not interrupted."""
-    with progress.shown(terminal, "replaying", "bytes") as shown:
+    """Replay the logs; return False if interrupted."""
+    with progress.show(terminal, "replaying", "bytes") as shown:
         shown.total, began = logs.total_bytes or 0, monotonic()
 
         def step() -> None:
@@ -162,7 +158,7 @@ def _pairs(texts: Sequence[str], option: str, example: str) -> list[tuple[str, s
 
 
 def _moment(text: str, option: str) -> int:
-    """Return a time in microseconds since the epoch. Without a time zone it is UTC. Raises UsageError."""
+    """Parse a time to microseconds since the epoch, by default in UTC. Raises UsageError."""
     try:
         given = datetime.fromisoformat(text.upper())
         given = given if given.tzinfo else given.replace(tzinfo=UTC)
@@ -172,72 +168,72 @@ def _moment(text: str, option: str) -> int:
         raise UsageError(message) from None
 
 
-class Telling:
-    """Writes a summary for people."""
-
+class _SummaryWriter:
     def __init__(self, terminal: Terminal, summary: ReplaySummary, names: Sequence[str]) -> None:
         self._terminal, self._summary, self._names = terminal, summary, names
         self._levels = chart.levels_for(terminal.out.encoding)
         width = shutil.get_terminal_size((100, 24)).columns if terminal.out.isatty() else 100
         self._width = min(max(width, _NARROWEST), _WIDEST)
 
-    def tell(self) -> None:
-        summary, say = self._summary, self._terminal.say
+    def write(self) -> None:
+        summary, write = self._summary, self._terminal.write
         rules = summary.rules[0]
         if summary.lines:
-            say(f"{counted(summary.lines, 'request')} from {readable(summary.began)} to {readable(summary.ended)} UTC")
+            write(
+                f"{counted(summary.lines, 'request')} from {readable(summary.began)} to {readable(summary.ended)} UTC"
+            )
             for name, each in zip(self._names, summary.rules, strict=True):
-                self._tell_totals(name, each)
-            self._tell_charts(
+                self._write_totals(name, each)
+            self._write_charts(
                 [
                     ("requests", rules.requests_over_time, 6, "cyan"),
                     ("refused", rules.refused_over_time, 4, "red"),
                     ("would be refused by shadow rules", rules.would_refuse_over_time, 3, "yellow"),
                 ]
             )
-            self._tell_rules(rules)
-            self._tell_who(rules)
+            self._write_rules(rules)
+            self._write_who(rules)
             if summary.comparison is not None:
-                self._tell_comparison(summary.comparison)
-        self._tell_notes()
+                self._write_comparison(summary.comparison)
+        self._write_notes()
 
-    def _tell_totals(self, name: str, rules: RulesSummary) -> None:
-        say, styled = self._terminal.say, self._terminal.styled
+    def _write_totals(self, name: str, rules: RulesSummary) -> None:
+        write, styled = self._terminal.write, self._terminal.styled
         share = percent(rules.refused, rules.requests)
-        told = f"{rules.refused:,} refused ({share}), of {counted(rules.principals_refused, 'principal')}"
+        text = f"{rules.refused:,} refused ({share}), of {counted(rules.principals_refused, 'principal')}"
         shadow = f"; shadow rules would refuse {rules.would_refuse:,} more" if rules.would_refuse else ""
-        refused = styled(told, "red") if rules.refused else told
-        say(f"{printable(name)}: {rules.allowed:,} admitted, {refused}{styled(shadow, 'yellow')}")
+        refused = styled(text, "red") if rules.refused else text
+        write(f"{printable(name)}: {rules.allowed:,} admitted, {refused}{styled(shadow, 'yellow')}")
 
-    def _tell_charts(self, charts: Sequence[tuple[str, Sequence[int], int, str]]) -> None:
-        """Draw charts over time, one below the other: the title, counts, height and colour of each."""
-        summary, say, styled = self._summary, self._terminal.say, self._terminal.styled
+    def _write_charts(self, charts: Sequence[tuple[str, Sequence[int], int, str]]) -> None:
+        """Draw charts over time, one below the other: title, counts, height and colour of each."""
+        summary, write, styled = self._summary, self._terminal.write, self._terminal.styled
         seconds, buckets = summary.bucket_seconds, len(summary.rules[0].requests_over_time)
         charts = [each for each in charts if any(each[1])]
         plot = chart.Plot(self._width, [counts for _, counts, *_ in charts], self._levels)
         for title, counts, height, style in charts:
-            say(f"\n{title}, in {unit_text(plot.buckets_each(buckets) * seconds)}")
+            write(f"\n{title}, in {unit_text(plot.buckets_each(buckets) * seconds)}")
             for row in plot.rows(counts, height):
-                say(styled(row, style))
+                write(styled(row, style))
         if charts:
             began = datetime.fromisoformat(summary.buckets_from)
-            say(plot.times(began, later(began, seconds * buckets), seconds, buckets))
+            write(plot.times(began, later(began, seconds * buckets), seconds, buckets))
 
-    def _tell_rules(self, rules: RulesSummary) -> None:
+    def _write_rules(self, rules: RulesSummary) -> None:
         applied = [rule for rule in rules.rules if rule.decided]
         rows = [self._row(rule) for rule in applied[:_MOST_RULES]]
-        self._terminal.say()
+        self._terminal.write()
         if rows:
-            self._tell_table(rows)
+            self._write_table(rows)
         if len(applied) > _MOST_RULES:
-            self._terminal.say(f"... and {len(applied) - _MOST_RULES:,} rules that refuse less; --json has all")
+            self._terminal.write(f"... and {len(applied) - _MOST_RULES:,} rules that refuse less; --json has all")
         idle = [rule.id for rule in rules.rules if not rule.decided and rule.enabled]
         if idle:
             more = f" and {len(idle) - _MOST_NAMES:,} more" if len(idle) > _MOST_NAMES else ""
-            self._terminal.say(f"applied to no request: {', '.join(idle[:_MOST_NAMES])}{more}")
+            self._terminal.write(f"applied to no request: {', '.join(idle[:_MOST_NAMES])}{more}")
 
-    def _tell_table(self, rows: Sequence[tuple[str, ...]]) -> None:
-        """Write the table of rules, without some columns in a narrow terminal."""
+    def _write_table(self, rows: Sequence[tuple[str, ...]]) -> None:
+        """Write the table of rules, with fewer columns in a narrow terminal."""
         widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
         kept = [*range(len(_HEAD))]
         for place in map(_HEAD.index, _LESS_NEEDED):
@@ -246,7 +242,7 @@ class Telling:
         aligned = [
             [row[each].rjust(widths[each]) if _HEAD[each] in _NUMBERS else row[each] for each in kept] for row in rows
         ]
-        self._terminal.say_table([_HEAD[each] for each in kept], aligned)
+        self._terminal.write_table([_HEAD[each] for each in kept], aligned)
 
     def _row(self, rule: RuleSummary) -> tuple[str, ...]:
         refused, counts = rule.refused, rule.refused_over_time
@@ -259,36 +255,36 @@ class Telling:
         share = percent(refused.count, rule.decided)
         return name, rule.limit, rule.counts_by, f"{rule.decided:,}", f"{refused.count:,}", share, people, spark
 
-    def _tell_who(self, rules: RulesSummary) -> None:
-        told = [("deny list", rules.deny_listed)] if rules.deny_listed.count else []
+    def _write_who(self, rules: RulesSummary) -> None:
+        text = [("deny list", rules.deny_listed)] if rules.deny_listed.count else []
         for rule in rules.rules:
-            told += [(rule.id, each) for each in (rule.refused, rule.would_refuse) if each.count]
-        for name, refused in told[:_MOST_NAMES]:
-            self._terminal.say(f"\nmost refused by {self._terminal.styled(name, 'bold')}")
-            self._tell_top(refused)
+            text += [(rule.id, each) for each in (rule.refused, rule.would_refuse) if each.count]
+        for name, refused in text[:_MOST_NAMES]:
+            self._terminal.write(f"\nmost refused by {self._terminal.styled(name, 'bold')}")
+            self._write_top(refused)
 
-    def _tell_top(self, refused: RefusedSummary) -> None:
+    def _write_top(self, refused: RefusedSummary) -> None:
         least = "" if refused.top_exact else "at least "
         for each in refused.top[:_MOST_NAMES]:
-            self._terminal.say(printable(f"  {each.principal}: {least}{each.count:,}"))
+            self._terminal.write(printable(f"  {each.principal}: {least}{each.count:,}"))
         first = refused.first
         if first is not None:
             what = f"{first.method} {first.path}"
-            self._terminal.say(printable(f"  first at {readable(first.at)} UTC: {what} by {first.principal}"))
+            self._terminal.write(printable(f"  first at {readable(first.at)} UTC: {what} by {first.principal}"))
 
-    def _tell_comparison(self, changes: ComparisonSummary) -> None:
-        say, styled = self._terminal.say, self._terminal.styled
+    def _write_comparison(self, changes: ComparisonSummary) -> None:
+        write, styled = self._terminal.write, self._terminal.styled
         before, after = map(printable, self._names)
-        say(f"\n{styled(f'with {after} instead of {before}', 'bold')}")
+        write(f"\n{styled(f'with {after} instead of {before}', 'bold')}")
         refused = (
             f"{changes.newly_refused:,} newly refused, of {counted(changes.principals_newly_refused, 'principal')}"
         )
         admitted = (
             f"{changes.newly_admitted:,} newly admitted, of {counted(changes.principals_newly_admitted, 'principal')}"
         )
-        say(f"  {styled(refused, 'red') if changes.newly_refused else refused}")
-        say(f"  {styled(admitted, 'green') if changes.newly_admitted else admitted}")
-        self._tell_charts(
+        write(f"  {styled(refused, 'red') if changes.newly_refused else refused}")
+        write(f"  {styled(admitted, 'green') if changes.newly_admitted else admitted}")
+        self._write_charts(
             [
                 ("newly refused", changes.newly_refused_over_time, 3, "red"),
                 ("newly admitted", changes.newly_admitted_over_time, 3, "green"),
@@ -296,15 +292,15 @@ class Telling:
         )
         for what, by_rule in (("newly refused by", changes.refused_by), ("no longer refused by", changes.admitted_by)):
             for rule, each in [*by_rule.items()][:_MOST_NAMES]:
-                say(f"\n{what} {styled(rule, 'bold')}: {each.count:,}, of {counted(each.principals, 'principal')}")
-                self._tell_top(each)
+                write(f"\n{what} {styled(rule, 'bold')}: {each.count:,}, of {counted(each.principals, 'principal')}")
+                self._write_top(each)
 
-    def _tell_notes(self) -> None:
+    def _write_notes(self) -> None:
         summary = self._summary
         notes = notes_on(summary)
         if notes:
-            self._terminal.say()
+            self._terminal.write()
         for note in notes:
-            self._terminal.say(self._terminal.styled(printable(note), "yellow"))
+            self._terminal.write(self._terminal.styled(printable(note), "yellow"))
         for file, line, why, excerpt in summary.unread_first:
-            self._terminal.say(printable(f"  {file}, line {line:,}: {why}: {excerpt}"))
+            self._terminal.write(printable(f"  {file}, line {line:,}: {why}: {excerpt}"))

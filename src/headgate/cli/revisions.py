@@ -1,4 +1,4 @@
-"""``headgate revisions`` and ``headgate undo``: what was changed, and taking it back."""
+"""``headgate revisions`` and ``headgate undo``: list and undo changes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from headgate.cli.admin_client import KEY, Json, add_admin_options, call, confirmed, listed, waited
+from headgate.cli.admin_client import KEY, Json, add_admin_options, call, confirm, report_lagging, write_list
 from headgate.cli.command import NO, OK, Commands, Terminal, add_command
 from headgate.cli.served_rules import BULK_SECONDS
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 
 _AUTOMATIC = "clean-up"
-"""The actor who removes overrides that have ended."""
+"""The actor that removes expired overrides."""
 _SHOWN = 100
-"""Changes of a revision that are shown one by one."""
+"""Changes of a revision to show."""
 _COLOURS = {"create": "green", "update": "cyan", "delete": "red"}
 _LONGEST = 200
-"""Characters of a value that is shown."""
+"""Longest value to show, in characters."""
 
 
 def add(commands: Commands) -> None:
-    """Add the commands."""
     revisions = add_command(
         commands,
         "revisions",
@@ -32,26 +31,26 @@ def add(commands: Commands) -> None:
         more=KEY,
         examples="headgate revisions\nheadgate revisions 12",
     )
-    revisions.add_argument("revision", metavar="REVISION", nargs="?", type=int, help="show what it changed")
-    revisions.add_argument("--limit", type=int, default=50, metavar="N", help="so many [%(default)s]")
-    revisions.add_argument("--offset", type=int, default=0, metavar="N", help="after so many [%(default)s]")
+    revisions.add_argument("revision", metavar="REVISION", nargs="?", type=int, help="show its changes")
+    revisions.add_argument("--limit", type=int, default=50, metavar="N", help="at most so many [%(default)s]")
+    revisions.add_argument("--offset", type=int, default=0, metavar="N", help="skip so many [%(default)s]")
     add_admin_options(revisions)
     undo = add_command(
         commands,
         "undo",
         _undo,
-        "take back all that a revision changed",
-        more="That makes a new revision, which can be undone, too. If later changes stand in the way, they are named,\n"
-        "and nothing is changed; --force shows what it would change, and asks.\n\n"
-        "Exit codes: 0 done, 1 not agreed to, or not all nodes run it yet, 2 it cannot be undone, or wrong usage.",
+        "undo all changes of a revision",
+        more="That creates a new revision, which can be undone too. Conflicting later changes are listed, and nothing\n"
+        "is changed; --force shows what it would change, and asks.\n\n"
+        "Exit codes: 0 done, 1 not confirmed, or not all nodes run it yet, 2 it cannot be undone, or wrong usage.",
         examples="headgate undo --reason 'wrong file'\nheadgate undo 12 --dry-run\nheadgate undo 12 --force",
     )
     undo.add_argument(
-        "revision", metavar="REVISION", nargs="?", type=int, help="default: the newest but for automatic clean-ups"
+        "revision", metavar="REVISION", nargs="?", type=int, help="default: the newest, except automatic clean-ups"
     )
-    undo.add_argument("--force", action="store_true", help="take back what was changed again later, too")
+    undo.add_argument("--force", action="store_true", help="undo values that were changed again later, too")
     undo.add_argument("--dry-run", action="store_true", help="only show what would change")
-    undo.add_argument("--yes", action="store_true", help="do not ask whether that is really wanted")
+    undo.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     add_admin_options(undo, changes=True, waits=True, seconds=BULK_SECONDS)
 
 
@@ -60,13 +59,13 @@ def _revisions(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.revision is None:
         found = call(arguments, "GET", "/revisions", query=query)["items"]
         rows = [[each[name] for name in ("revision", "at", "actor", "summary", "reason")] for each in found]
-        return listed(arguments, terminal, found, ("REVISION", "AT", "WHO", "WHAT", "WHY"), rows)
+        return write_list(arguments, terminal, found, ("REVISION", "AT", "WHO", "WHAT", "WHY"), rows)
     found = call(arguments, "GET", f"/revisions/{arguments.revision}", query=query)
     if arguments.json:
-        terminal.say_json(found)
+        terminal.write_json(found)
         return OK
     why = f": {found['reason']}" if found["reason"] else ""
-    terminal.say(printable(f"revision {found['revision']}, {found['at']}, by {found['actor']}{why}"))
+    terminal.write(printable(f"revision {found['revision']}, {found['at']}, by {found['actor']}{why}"))
     _show(found["items"], found["total"] - arguments.offset, terminal)
     return OK
 
@@ -87,40 +86,39 @@ def _undo(arguments: argparse.Namespace, terminal: Terminal) -> int:
         planned = undone(dry_run=True)
         _show(planned["changes"], planned["total"], terminal)
         if planned["total"]:
-            seen = planned["revision"] - 1  # what is confirmed is what was shown, and no more
-            if not confirmed(arguments, terminal, "This overrides later changes. Go on?"):
+            seen = planned["revision"] - 1  # confirm only what was shown
+            if not confirm(arguments, terminal, "This overrides later changes. Continue?"):
                 return NO
     answer = undone(dry_run=arguments.dry_run, expected=seen)
     if arguments.json:
-        terminal.say_json(answer)
+        terminal.write_json(answer)
     else:
         if seen is None:
             _show(answer["changes"], answer["total"], terminal)
         would = "would be " if arguments.dry_run else ""
-        terminal.say(f"revision {number} {would or 'is '}undone, revision {answer['revision']} {would}in force")
-    return OK if arguments.dry_run else waited(arguments, terminal)
+        terminal.write(f"revision {number} {would or 'is '}undone, revision {answer['revision']} {would}in force")
+    return OK if arguments.dry_run else report_lagging(arguments, terminal)
 
 
 def _newest(arguments: argparse.Namespace) -> int:
-    """Return the newest revision that somebody made. Raises UsageError."""
+    """Return the newest revision that is not automatic. Raises UsageError."""
     for each in call(arguments, "GET", "/revisions", query={"limit": 1000})["items"]:
         if each["actor"] != _AUTOMATIC:
             number: int = each["revision"]
             return number
-    raise UsageError("there is nothing to undo; headgate revisions lists what there is")
+    raise UsageError("there is nothing to undo; see headgate revisions")
 
 
 def _show(changes: list[Json], total: int, terminal: Terminal) -> None:
-    """Write what changes, from what to what."""
     for change in changes:
         line = printable(f"{change['action']:<6} {change['kind']} {change['id']}")
-        terminal.say(terminal.styled(line, _COLOURS[change["action"]]))
+        terminal.write(terminal.styled(line, _COLOURS[change["action"]]))
         for name, before, after in _differences(change["before"], change["after"]):
-            terminal.say(printable(f"       {name}{before} -> {after}"))
+            terminal.write(printable(f"       {name}{before} -> {after}"))
     if total > len(changes):
-        terminal.say(f"and {total - len(changes)} more")
+        terminal.write(f"and {total - len(changes)} more")
     if not total:
-        terminal.say("nothing changes: all of it was taken back already")
+        terminal.write("nothing changes: all of it was undone already")
 
 
 def _differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, str, str]]:

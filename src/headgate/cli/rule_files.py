@@ -1,4 +1,4 @@
-"""Files of rules as the command line names them (paths, folders, ``-`` for the standard input), and their problems."""
+"""Rule files on the command line (paths, folders, ``-`` for standard input), and the output of their problems."""
 
 from __future__ import annotations
 
@@ -21,51 +21,50 @@ from headgate.policy.loading import Finding, InvalidRules, Loaded, read, text_of
 STDIN = "-"
 _LISTED = 3
 _WIDTH = 100
-"""Characters of a line that are shown."""
+"""Longest excerpt of a line, in characters."""
 _ENVOY = re.compile(r"""^(?:\{\s*)?["']?domain["']?\s*:""", re.MULTILINE)
-"""By this a file of envoyproxy/ratelimit is known."""
+"""Identifies a file of envoyproxy/ratelimit."""
 
 
 def is_for_envoy(text: str) -> bool:
-    """Whether it is a file of envoyproxy/ratelimit."""
     return _ENVOY.search(text) is not None
 
 
 def for_envoy(file: str) -> DescriptorPolicy | None:
-    """Return the configuration of envoyproxy/ratelimit that is in a file or folder; None if rules are in it.
+    """Return the envoyproxy/ratelimit configuration in a file or folder; None if it has rules.
 
     Raises InvalidRules.
     """
     if file == STDIN:
         return None
-    texts = {name: text(name) for name in expanded([file])}
+    texts = {name: text(name) for name in expand([file])}
     return envoy.load(texts) if any(map(is_for_envoy, texts.values())) else None
 
 
-def checked(file: str) -> Loaded:
-    """Return the rules of a file that can be used. Raises InvalidRules."""
-    return checked_text(file)[1]
+def load_rules(file: str) -> Loaded:
+    """Return the rules of a valid file. Raises InvalidRules."""
+    return read_rules(file)[1]
 
 
-def checked_text(file: str) -> tuple[str, Loaded]:
-    """Return a file of rules that can be used, as it is written and as it is read. Raises InvalidRules."""
-    names = [*expanded([file])]
+def read_rules(file: str) -> tuple[str, Loaded]:
+    """Return the text and the rules of a valid file. Raises InvalidRules."""
+    names = [*expand([file])]
     if len(names) > 1:
-        message = f"this folder has {len(names)} files of rules: name one of them"
+        message = f"this folder has {len(names)} rule files: name one of them"
         raise InvalidRules([Finding(message, file=file, kind=ProblemKind.FILE)])
     written = text(names[0])
     return written, read(written, name=shown(names[0]))
 
 
-def validated(files: Iterable[str], *, merge_domains: bool) -> list[tuple[str, Sequence[Finding]]]:
-    """Return what is in the files: a line for each that stands alone, and what is odd about it.
+def validate_files(files: Iterable[str], *, merge_domains: bool) -> list[tuple[str, Sequence[Finding]]]:
+    """Return a summary and the warnings of each file; those of envoyproxy/ratelimit are validated together.
 
-    Those of envoyproxy/ratelimit stand together. Raises InvalidRules, with the problems of all of them.
+    Raises InvalidRules with the problems of all of them.
     """
     found: list[tuple[str, Sequence[Finding]]] = []
     problems: list[Finding] = []
     descriptors: dict[str, str] = {}
-    for file in expanded(files):
+    for file in expand(files):
         name = shown(file)
         try:
             written = text(file)
@@ -89,8 +88,8 @@ def validated(files: Iterable[str], *, merge_domains: bool) -> list[tuple[str, S
     return found
 
 
-def expanded(files: Iterable[str]) -> Iterator[str]:
-    """Return the files that are meant: of a folder its YAML files, in the order of their names. Raises InvalidRules."""
+def expand(files: Iterable[str]) -> Iterator[str]:
+    """Expand folders to their YAML files, by name. Raises InvalidRules."""
     for file in files:
         folder = Path(file)
         if file == STDIN or not folder.is_dir():
@@ -104,12 +103,12 @@ def expanded(files: Iterable[str]) -> Iterator[str]:
 
 
 def text(file: str) -> str:
-    """Return what is in a file, or came by the standard input. Raises InvalidRules."""
+    """Return the text of a file, or of standard input. Raises InvalidRules."""
     return decoded(sys.stdin.buffer.read(MAX_BYTES + 1), shown(file)) if file == STDIN else text_of(file)
 
 
 def shown(file: str) -> str:
-    """Return what to call a file in messages."""
+    """Return the name of a file in messages."""
     return "stdin" if file == STDIN else file
 
 
@@ -119,16 +118,15 @@ def _names(files: Iterable[str]) -> str:
     return ", ".join(names[:_LISTED]) + more
 
 
-def tell_problems(problems: Iterable[Finding], terminal: Terminal, *, warning: bool = False) -> None:
-    """Write each problem with its line and a caret under the place."""
+def write_problems(problems: Iterable[Finding], terminal: Terminal, *, warning: bool = False) -> None:
+    """Write each problem with its line and a caret."""
     for problem in problems:
-        for line in _described(problem, terminal, warning=warning):
-            terminal.complain(line)
-        terminal.complain("")
+        for line in _problem_lines(problem, terminal, warning=warning):
+            terminal.write_error(line)
+        terminal.write_error("")
 
 
-def _described(problem: Finding, terminal: Terminal, *, warning: bool = False) -> list[str]:
-    """Return the lines that describe a problem."""
+def _problem_lines(problem: Finding, terminal: Terminal, *, warning: bool = False) -> list[str]:
     word, colour = ("warning", "yellow") if warning else ("error", "red")
     place = terminal.styled(printable(problem.place), "bold", err=True)
     field = f"{printable(problem.path)}: " if problem.path else ""
@@ -149,7 +147,6 @@ def _described(problem: Finding, terminal: Terminal, *, warning: bool = False) -
 
 
 def problem_data(problem: Finding) -> dict[str, Any]:
-    """Return a problem as data for JSON."""
     return {
         "file": problem.file,
         "line": problem.line or None,
@@ -162,33 +159,33 @@ def problem_data(problem: Finding) -> dict[str, Any]:
     }
 
 
-def explained(run: Command) -> Command:
-    """Return the command, which says what is wrong with rules rather than raise it."""
+def reports_problems(run: Command) -> Command:
+    """Wrap a command to write problems of rules instead of raising them."""
 
-    def explaining(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    def wrapped(arguments: argparse.Namespace, terminal: Terminal) -> int:
         try:
             return run(arguments, terminal)
         except InvalidRules as error:
             problems = error.problems
         if not arguments.json:
-            return refused(problems, terminal, "these rules would not be used")
+            return report_problems(problems, terminal, "these rules would not be used")
         data = [problem_data(problem) for problem in problems]
-        terminal.say_json({"valid": False, "problems": data, "warnings": []})
+        terminal.write_json({"valid": False, "problems": data, "warnings": []})
         return _code(problems)
 
-    return explaining
+    return wrapped
 
 
-def refused(problems: Sequence[Finding], terminal: Terminal, consequence: str) -> int:
-    """Tell problems, and what follows from them; returns the exit code."""
-    tell_problems(problems, terminal)
+def report_problems(problems: Sequence[Finding], terminal: Terminal, consequence: str) -> int:
+    """Write problems and their consequence; return the exit code."""
+    write_problems(problems, terminal)
     code = _code(problems)
     if code == NO:
         count = sum(problem.kind is not ProblemKind.UNREAD for problem in problems)
         files = {problem.file: None for problem in problems}
         where = next(iter(files)) if len(files) == 1 else f"{len(files)} files"
-        told = f"{printable(where)}: {count} problem{'s' * (count != 1)}; {consequence}"
-        terminal.complain(terminal.styled(told, "red", err=True))
+        message = f"{printable(where)}: {count} problem{'s' * (count != 1)}; {consequence}"
+        terminal.write_error(terminal.styled(message, "red", err=True))
     return code
 
 

@@ -1,4 +1,4 @@
-"""``headgate serve``: its options, as arguments or as ``HEADGATE_*`` in the environment, where arguments win."""
+"""``headgate serve``: its options, as arguments or as ``HEADGATE_*`` variables; arguments take precedence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headgate.server.settings import InvalidSetting, Settings
 
 
 class Option(NamedTuple):
-    """An option of the command: how a setting is given."""
+    """An option of the command."""
 
     setting: str
     """The field of `Settings`."""
@@ -27,12 +27,10 @@ class Option(NamedTuple):
 
     @property
     def argument(self) -> str:
-        """As it is typed."""
         return "--" + self.setting.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """As it is in the environment."""
         return "HEADGATE_" + self.setting.upper()
 
 
@@ -47,27 +45,26 @@ def _groups() -> Mapping[str, list[Option]]:
 
 
 GROUPS = _groups()
-"""All options, as `Settings` declares them, by what they are shown under."""
+"""All options by group, from `Settings`."""
 OTHER_VARIABLES = frozenset(
     {"HEADGATE_URL", "HEADGATE_CALLER_KEY", "HEADGATE_ADMIN_KEY", "HEADGATE_ADMIN_URL", "HEADGATE_PROGRESS"}
 )
-"""What other commands read."""
+"""Variables of other commands."""
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _SWITCHES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 
 
 def add(commands: Commands) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "serve",
         _serve,
         "answer checks over HTTP, gRPC and Envoy's rate limit protocol",
         more="Every option is also read from the environment: --http-port from HEADGATE_HTTP_PORT, and so on.\n\n"
-        "SIGTERM lets health checks fail first, and drains after --drain-delay: requests in progress are answered,\n"
-        "and then it ends. SIGINT drains now. A second signal hastens.\n"
-        "Files are watched: rules, certificates, caller keys, identity. SIGHUP makes it look at them at once.\n\n"
-        "Exit codes: 0 it was told to end, 1 it could not start, 2 it cannot run as given.",
+        "SIGTERM fails health checks, drains after --drain-delay and completes requests in progress. SIGINT drains\n"
+        "immediately. A second signal shortens draining.\n"
+        "Files are watched: rules, certificates, caller keys, identity. SIGHUP rereads them.\n\n"
+        "Exit codes: 0 stopped by a signal, 1 it could not start, 2 wrong usage.",
         examples="headgate serve\n"
         "headgate serve --rules rules.yaml --store redis://localhost:6379/0 --workers 4\n"
         "headgate serve --envoy-config ratelimit --host 0.0.0.0\n"
@@ -75,31 +72,29 @@ def add(commands: Commands) -> None:
         "HEADGATE_RULES=rules.yaml HEADGATE_HTTP_PORT=9000 headgate serve --log-format json",
     )
     add_options(parser)
-    parser.add_argument("--check", action="store_true", help="say whether it could start, and do not")
+    parser.add_argument("--check", action="store_true", help="only report whether it could start")
 
 
 def _serve(arguments: argparse.Namespace, terminal: Terminal) -> int:
     settings = settings_of(arguments, os.environ)
     for warning in unknown_variables(os.environ):
-        terminal.complain(f"headgate: {warning}")
-    from headgate.cli import serving  # noqa: PLC0415  what it needs is an extra, and takes time to load
+        terminal.write_error(f"headgate: {warning}")
+    from headgate.cli import serving  # noqa: PLC0415  an extra, slow to load
 
     return (serving.check if arguments.check else serving.run)(settings, terminal)
 
 
 def options() -> Iterator[Option]:
-    """Return all options."""
     for group in GROUPS.values():
         yield from group
 
 
 def shown(default: object) -> str:
-    """Return a default as it would be typed."""
+    """Return a default as on the command line."""
     return {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add all options to the parser of the command."""
     for title, group in GROUPS.items():
         arguments = parser.add_argument_group(title)
         for option in group:
@@ -108,14 +103,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
-    """Return the settings that the arguments and the environment make. Raises UsageError."""
+    """Return the settings of arguments and environment. Raises UsageError."""
     given: dict[str, Any] = {}
     named: dict[str, str] = {}
     for option in options():
         argument, variable = getattr(arguments, option.setting), environment.get(option.variable)
         text = variable if argument is None else argument
         named[option.setting] = option.argument if argument is not None or not variable else option.variable
-        if text is not None and (text or argument is not None):  # an empty variable is one that is not set
+        if text is not None and (text or argument is not None):  # an empty variable counts as unset
             given[option.setting] = _parsed(named[option.setting], text, option.default)
     try:
         return Settings(**given)
@@ -124,26 +119,25 @@ def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return a warning for each variable that looks like one of ours, and is not."""
+    """Return a warning for each unknown HEADGATE_ variable."""
     known = {option.variable for option in options()} | OTHER_VARIABLES
     warnings = []
     for name in sorted(environment):
         if name.startswith("HEADGATE_") and name not in known:
             near = get_close_matches(name, known, 1)
-            meant = f": {near[0]} may be meant" if near else ""
+            meant = f": did you mean {near[0]}?" if near else ""
             warnings.append(f"{printable(name)} in the environment is not an option, and has no effect{meant}")
     return warnings
 
 
 def _plain(text: str) -> str:
-    """Return the text of a number. Raises ValueError: Python would also take 8_0, and the digits of other scripts."""
+    """Validate a number. Raises ValueError: Python also accepts 8_0, and digits of other scripts."""
     if not _NUMBER.fullmatch(text):
         raise ValueError(text)
     return text
 
 
 def _parsed(name: str, text: str, default: object) -> object:
-    """Return what a text means, as the type of the default."""
     try:
         match default:
             case bool():
@@ -155,7 +149,7 @@ def _parsed(name: str, text: str, default: object) -> object:
             case tuple():
                 return tuple(part.strip() for part in text.split(",") if part.strip())
     except KeyError:
-        raise UsageError(f"{name}: on or off, not {short(text)}") from None
+        raise UsageError(f"{name} must be on or off, not {short(text)}") from None
     except ValueError:
-        raise UsageError(f"{name}: a number, not {short(text)}") from None
+        raise UsageError(f"{name} must be a number, not {short(text)}") from None
     return text

@@ -1,6 +1,6 @@
-"""What ``headgate serve`` does, apart from its options: binds the ports, and serves until it is told to end.
+"""Run ``headgate serve``: bind the ports, and serve until a signal.
 
-A process that only supervises workers does not load what serves: they start the sooner.
+A process that only supervises workers does not load the decision plane, so workers start sooner.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
-from headgate.cli.admin_plane import ServedAdmin, admin_of, examine_admin, has_admin
-from headgate.cli.command import NO, OK, WRONG_USAGE, Terminal, silence
+from headgate.cli.admin_plane import ServedAdmin, examine_admin, has_admin, open_admin
+from headgate.cli.command import NO, OK, WRONG_USAGE, Terminal, discard_output
 from headgate.core.errors import StoreError
 from headgate.core.numbers import printable
 from headgate.observe import logs
@@ -29,12 +29,14 @@ _TRIES = 3
 
 
 def check(settings: Settings, terminal: Terminal) -> int:
-    """Say whether a service could start with these settings, and decide: its files, its ports, its store."""
-    from headgate.server.configuration import Configuration  # noqa: PLC0415  see this module
+    """Report whether a service could start with these settings, and decide: its files, its ports, its store."""
+    from headgate.server.configuration import Configuration  # noqa: PLC0415  slow to load
 
     examined = examine_admin(settings)
-    asked = settings if examined is None else replace(settings, database="")  # its last good rules may be old
-    files = Configuration(asked)
+    examined_settings = (
+        settings if examined is None else replace(settings, database="")
+    )  # the last good rules may be old
+    files = Configuration(examined_settings)
     rules = len(files.rules.value.rules)
     if examined is not None:
         rules = examined.rules if examined.rules is not None else rules
@@ -51,41 +53,41 @@ def check(settings: Settings, terminal: Terminal) -> int:
         _check_store(settings)
     except StoreError as error:
         why = printable(f"{store}: {error}")
-        terminal.complain(f"headgate: it would start, and decide without its store {why}")
+        terminal.write_error(f"headgate: it would start, and decide without its store {why}")
         return NO
     if examined is not None and examined.problem:
-        terminal.complain(f"headgate: {printable(examined.problem)}")
+        terminal.write_error(f"headgate: {printable(examined.problem)}")
         return NO
     ports = " and ".join(map(str, taken))
     if taken:
-        terminal.say(f"port {ports} is in use now: if not by the service that this one replaces, choose another")
+        terminal.write(f"port {ports} is in use now: if not by the service that this one replaces, choose another")
     if examined is not None and examined.hint:
-        terminal.say(printable(examined.hint))
+        terminal.write(printable(examined.hint))
     when = f"it could start once port {ports} is free" if taken else "it could start"
-    terminal.say(terminal.styled(f"{when}: {', '.join([*found, printable(store)])}", "yellow" if taken else "green"))
+    terminal.write(terminal.styled(f"{when}: {', '.join([*found, printable(store)])}", "yellow" if taken else "green"))
     return OK
 
 
 def run(settings: Settings, terminal: Terminal) -> int:
-    """Serve; returns the exit code."""
+    """Serve; return the exit code."""
     process.ignore_switches()
     logs.setup(settings.log_format, settings.log_level)
     if not settings.enforcement:
         process.log_enforcement(_LOG, enforcing=False)
     store = _described_store(settings)
-    if settings.identity:  # what is wrong with it is said before there are ports and workers
+    if settings.identity:  # report its problems before there are ports and workers
         from headgate.server.configuration import live_identity  # noqa: PLC0415
 
         live_identity(settings)
     with ExitStack() as stack:
         ports = _ports(settings, stack)
         try:
-            admin = admin_of(settings, stack)
+            admin = open_admin(settings, stack)
             if admin is not None:
                 settings = admin.settings
             _run(settings, ports, _greeting(settings, ports, store, terminal, admin), admin)
         except CannotStart as error:
-            terminal.complain(f"headgate: {error}")
+            terminal.write_error(f"headgate: {error}")
             return WRONG_USAGE if error.is_usage else NO
     _LOG.info("ended")
     return OK
@@ -94,36 +96,36 @@ def run(settings: Settings, terminal: Terminal) -> int:
 def _greeting(
     settings: Settings, ports: list[Port], store: str, terminal: Terminal, admin: ServedAdmin | None
 ) -> Callable[[int], None]:
-    """Return what says that it serves, given the number of its rules."""
+    """Return a function that announces the service, given the number of its rules."""
     numbers = {port.name: port.number for port in (*ports, *([admin.port] if admin else ()))}
     if settings.log_format != LOG_FORMATS[0]:
         extra = {"store": store, "workers": settings.workers, **numbers}
 
         def log(rules: int) -> None:
             _LOG.info("serving", extra=logs.fields(rules=rules, **extra))
-            if admin is not None and admin.begun.first_key:  # not in the log, which is kept, and sent elsewhere
-                from headgate.cli import greeting  # noqa: PLC0415  see this module
+            if admin is not None and admin.begun.first_key:  # not in the log, which is kept and sent elsewhere
+                from headgate.cli import greeting  # noqa: PLC0415  slow to load
 
                 with suppress(OSError):
-                    greeting.say_first_key(admin.begun.first_key, terminal)
+                    greeting.write_first_key(admin.begun.first_key, terminal)
 
         return log
 
     def prepared() -> Callable[[int], None]:
-        from headgate.cli import greeting  # noqa: PLC0415  see this module
+        from headgate.cli import greeting  # noqa: PLC0415  slow to load
 
         return greeting.prepared(settings, numbers, store, terminal, admin.begun if admin else None)
 
-    ready = prepared() if settings.workers == 1 else None  # now, as requests would wait for it later
+    ready = prepared() if settings.workers == 1 else None  # early, since requests would wait for it later
 
-    def say(rules: int) -> None:
+    def write(rules: int) -> None:
         try:
             (ready or prepared())(rules)
-        except OSError as error:  # nobody can read that, and it serves all the same
-            silence(terminal.out)
-            _LOG.warning("serving; that cannot be told on the standard output: %s", error)
+        except OSError as error:  # standard output is broken, but the service runs
+            discard_output(terminal.out)
+            _LOG.warning("serving; cannot write to standard output: %s", error)
 
-    return say
+    return write
 
 
 def _run(settings: Settings, ports: list[Port], serving: Callable[[int], None], admin: ServedAdmin | None) -> None:
@@ -156,9 +158,9 @@ def _ports(settings: Settings, stack: ExitStack) -> list[Port]:
 
 
 def _check_store(settings: Settings) -> None:
-    """Ask the store whether it can decide. Raises StoreError, which says why it cannot.
+    """Check that the store can decide. Raises StoreError.
 
-    It gets more time than a decision has: this is about whether it can, not about how busy either side is now.
+    It retries: the question is whether the store works, not how busy it is now.
     """
     store = open_store(settings.store)
     try:
@@ -175,6 +177,6 @@ def _check_store(settings: Settings) -> None:
 
 
 def _described_store(settings: Settings) -> str:
-    """Return what the store is called, without its password. Raises UsageError if there is no such store."""
+    """Return the name of the store, without its password. Raises UsageError if the address is invalid."""
     open_store(settings.store_address).close()  # nothing is connected
     return settings.store_name

@@ -1,4 +1,4 @@
-"""``headgate rules suggest``: limits that follow from access logs."""
+"""``headgate rules suggest``: limits from access logs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from headgate.cli.command import OK, Commands, Terminal, add_command, named
 from headgate.core.errors import UsageError
 from headgate.core.numbers import printable
 from headgate.policy.request import APIKEY, IP, USER, principal_name
-from headgate.replay.logs import AUTO, FORMATS
-from headgate.replay.merging import MergedLogs
+from headgate.replay.logs import AUTO, FORMATS, MergedLogs
 from headgate.replay.suggesting import HEADROOM, MOST_ENDPOINTS, Suggester
 
 _KNOWN = {USER, IP, APIKEY}
@@ -18,16 +17,15 @@ _SHOWN = 5
 
 
 def add_to_rules(actions: Commands) -> None:
-    """Add the command to ``headgate rules``."""
     parser = add_command(
         actions,
         "suggest",
         _suggest,
-        "suggest limits from access logs, as a file of rules with its reasons",
-        more="Paths become endpoints: /orders/17 and /orders/18 are /orders/*. Of each endpoint, the suggested limit\n"
-        "is what 99.9 % of users needed in their busiest minute and hour, times the headroom, rounded up. The few\n"
-        "who used far more than all others are named, and the limit does not follow them. Every rule is a shadow:\n"
-        "it counts and reports, and refuses nothing, until you have looked at what it would refuse.\n\n"
+        "suggest limits from access logs, as a rule file with its reasons",
+        more="Paths become endpoints: /orders/17 and /orders/18 are /orders/*. For each endpoint, the suggested limit\n"
+        "is what 99.9 % of users needed in their busiest minute and hour, times the headroom, rounded up.\n"
+        "Outliers who used far more are named and excluded. Every rule is a shadow: it counts and reports, and\n"
+        "refuses nothing, until you have reviewed what it would refuse.\n\n"
         "Formats are recognised: nginx, Apache, Envoy, AWS ALB, JSON lines, CSV, W3C; gzip and zstd too.",
         examples="headgate rules suggest access.log > rules.yaml\n"
         "headgate rules suggest /var/log/nginx/access.log* --by ip --headroom 3 > rules.yaml\n"
@@ -37,13 +35,13 @@ def add_to_rules(actions: Commands) -> None:
     parser.add_argument("logs", metavar="LOG", nargs="+", help="access logs, also compressed; - is the standard input")
     about = "count by user, ip or apikey, or by a field of the log; default: user if most requests have one, else ip"
     parser.add_argument("--by", metavar="NAME[=FIELD]", default="", help=about)
-    about = f"multiply what was used by this; default: {HEADROOM:g}, which admits all within the percentile for sure"
+    about = f"factor for the measured usage; default: {HEADROOM:g}, which certainly admits all within the percentile"
     parser.add_argument("--headroom", metavar="FACTOR", type=float, default=HEADROOM, help=about)
-    about = f"the most rules for single endpoints; default: {MOST_ENDPOINTS}"
+    about = f"number of rules for single endpoints; default: {MOST_ENDPOINTS}"
     parser.add_argument("--endpoints", metavar="N", type=int, default=MOST_ENDPOINTS, help=about)
-    parser.add_argument("--enforce", action="store_true", help="suggest rules that refuse at once, not shadows")
+    parser.add_argument("--enforce", action="store_true", help="suggest rules that refuse immediately, not shadows")
     parser.add_argument("--format", default=AUTO, help=f"{AUTO}, {', '.join(FORMATS)}; default: {AUTO}")
-    about = "what the log calls a field that is not recognised: at, address, user, method, path, host, status, agent"
+    about = "the log's name of a field that is not recognised: at, address, user, method, path, host, status, agent"
     parser.add_argument("--column", metavar="NAME=FIELD", action="append", default=[], help=about)
 
 
@@ -61,7 +59,7 @@ def _suggest(arguments: argparse.Namespace, terminal: Terminal) -> int:
         shadow=not arguments.enforce,
     )
     logs = MergedLogs(arguments.logs, form=arguments.format, columns=columns)
-    with progress.shown(terminal, "measuring", "bytes") as shown:
+    with progress.show(terminal, "measuring", "bytes") as shown:
         shown.total = logs.total_bytes or 0
 
         def step() -> None:
@@ -69,11 +67,11 @@ def _suggest(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
         suggester.read(logs, step)
     if logs.unread:
-        told = f"{logs.unread:,} line{'s' * (logs.unread != 1)} could not be read; the first of them:"
-        terminal.complain(terminal.styled(told, "yellow", err=True))
+        message = f"{logs.unread:,} line{'s' * (logs.unread != 1)} could not be read; the first of them:"
+        terminal.write_error(terminal.styled(message, "yellow", err=True))
         for file, line, why, excerpt in logs.unread_first[:_SHOWN]:
-            terminal.complain(printable(f"  {file}, line {line:,}: {why}: {excerpt}"))
+            terminal.write_error(printable(f"  {file}, line {line:,}: {why}: {excerpt}"))
     if not suggester.lines:
-        raise UsageError("no request is in the log")
+        raise UsageError("the log has no requests")
     terminal.out.write(suggester.suggestion().to_yaml())
     return OK

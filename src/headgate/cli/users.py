@@ -1,11 +1,11 @@
-"""``headgate users`` and ``refusals``: tiers, overrides and limits of single users, and what was refused to callers."""
+"""``headgate users`` and ``refusals``: tiers, overrides and limits of single users, and callers' last refusals."""
 
 from __future__ import annotations
 
 import argparse
 from urllib.parse import quote
 
-from headgate.cli.admin_client import KEY, add_admin_options, call, listed, paged, told
+from headgate.cli.admin_client import KEY, add_admin_options, call, read_pages, write_list, write_result
 from headgate.cli.command import Commands, Terminal, add_command, add_group
 from headgate.clock import SystemClock
 from headgate.config.times import length_of, moment_text
@@ -15,17 +15,16 @@ from headgate.core.quota import SECOND
 
 
 def add(commands: Commands) -> None:
-    """Add the group users."""
     actions = add_group(commands, "users", "tiers, overrides and limits of single users", more=KEY)
     listing = add_command(actions, "list", _list_users, "list users with a tier or an override")
     listing.add_argument("--tier", default="", help="only those of a tier")
-    show = add_command(actions, "show", _show_user, "show a user's limits and their present state")
+    show = add_command(actions, "show", _show_user, "show a user's limits and their current state")
     tier = add_command(actions, "tier", _set_tier, "move a user to a tier", examples="headgate users tier 42 premium")
     override = add_command(
         actions,
         "override",
         _override,
-        "change a rule for one user, for good or until a moment",
+        "change a rule for one user, permanently or for a time",
         examples="headgate users override 42 orders-user --limit 500 --until 2030-01-01T00:00:00Z\n"
         "headgate users override 42 orders-user --limit 500 --for 1h\n"
         "headgate users override 42 orders-user --end",
@@ -34,7 +33,7 @@ def add(commands: Commands) -> None:
         actions,
         "reset",
         _reset_user,
-        "forget what a user used; what others share stays counted",
+        "reset what a user used; limits shared with others are not reset",
         examples="headgate users reset 42\nheadgate users reset 42 orders-user",
     )
     for parser in (show, tier, override, reset):
@@ -49,13 +48,11 @@ def add(commands: Commands) -> None:
         override.add_argument(f"--{name}", type=int, metavar="N", help=about)
     override.add_argument("--window", metavar="LENGTH", help="such as 30s, 1m, 1h")
     override.add_argument(
-        "--until", metavar="MOMENT", help="when it ends by itself, such as 2030-01-01T00:00:00Z; default: never"
+        "--until", metavar="MOMENT", help="when it expires, such as 2030-01-01T00:00:00Z; default: never"
     )
-    override.add_argument(
-        "--for", dest="length", metavar="LENGTH", help="how long it lasts from now, such as 30m, 1h or 7d"
-    )
+    override.add_argument("--for", dest="length", metavar="LENGTH", help="how long it lasts, such as 30m, 1h or 7d")
     override.add_argument("--end", action="store_true", help="end the override now")
-    reset.add_argument("rules", metavar="RULE", nargs="*", help="rules that count users; default: all of them")
+    reset.add_argument("rules", metavar="RULE", nargs="*", help="rules that count users; default: all")
     for parser in (listing, show, tier, override, reset):
         add_admin_options(parser, changes=parser not in {listing, show}, waits=parser in {tier, override})
     _add_refusals(commands)
@@ -67,9 +64,9 @@ def _add_refusals(commands: Commands) -> None:
         "refusals",
         _refusals,
         "list the last refusals of a user, a key or an address",
-        more="Of all nodes that share the database, after ten seconds and for a day; without a database, of the\n"
-        "node that is asked. COUNT is how many like it there were in five seconds. --hours has the number of refusals\n"
-        "in each hour of those whom the rule counts, for as long as the audit trail.",
+        more="From all nodes that share the database, after ten seconds and for a day; without a database, from the\n"
+        "node that is called. COUNT is the number of similar ones in five seconds. --hours shows the refusals per\n"
+        "hour of principals, for as long as the audit trail.",
         examples="headgate refusals --user 42\nheadgate refusals --ip 203.0.113.9 --rule orders-user --since 1h\n"
         "headgate refusals --principal '#57b43cf02666687a'   # as the log shows it\n"
         "headgate refusals --user 42 --hours --since 30d",
@@ -82,9 +79,9 @@ def _add_refusals(commands: Commands) -> None:
     ):
         parser.add_argument(f"--{name}", metavar="VALUE", help=f"{about}, or its digest")
     parser.add_argument("--rule", metavar="RULE", help="by this rule")
-    parser.add_argument("--since", metavar="LENGTH", default="1d", help="how far back, such as 15m, 1h [%(default)s]")
-    parser.add_argument("--limit", type=int, default=50, metavar="N", help="so many [%(default)s]")
-    parser.add_argument("--hours", action="store_true", help="a line for each hour, with how many there were")
+    parser.add_argument("--since", metavar="LENGTH", default="1d", help="the period, such as 15m, 1h [%(default)s]")
+    parser.add_argument("--limit", type=int, default=50, metavar="N", help="at most so many [%(default)s]")
+    parser.add_argument("--hours", action="store_true", help="a line for each hour, with the number of refusals")
     add_admin_options(parser)
 
 
@@ -98,7 +95,7 @@ def _refusals(arguments: argparse.Namespace, terminal: Terminal) -> int:
     found = call(arguments, "GET", "/refusals", query=query)["items"]
     if arguments.hours:
         hours = [(each["at"], each["rule_id"], each["principal"], each["count"]) for each in found]
-        return listed(arguments, terminal, found, ("SINCE", "RULE", "PRINCIPAL", "REFUSED"), hours)
+        return write_list(arguments, terminal, found, ("SINCE", "RULE", "PRINCIPAL", "REFUSED"), hours)
     rows = [
         (
             each["at"],
@@ -112,15 +109,15 @@ def _refusals(arguments: argparse.Namespace, terminal: Terminal) -> int:
         )
         for each in found
     ]
-    return listed(
+    return write_list(
         arguments, terminal, found, ("AT", "RULE", "ENDPOINT", "PRINCIPAL", "USED", "RETRY", "COUNT", "BY"), rows
     )
 
 
 def _list_users(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    items = paged(arguments, "/users", tier=arguments.tier)
+    items = read_pages(arguments, "/users", tier=arguments.tier)
     rows = [(each["id"], each.get("tier", ""), ", ".join(each.get("overrides", {}))) for each in items]
-    return listed(arguments, terminal, items, ("USER", "TIER", "OVERRIDES"), rows)
+    return write_list(arguments, terminal, items, ("USER", "TIER", "OVERRIDES"), rows)
 
 
 def _user(arguments: argparse.Namespace) -> str:
@@ -131,18 +128,20 @@ def _show_user(arguments: argparse.Namespace, terminal: Terminal) -> int:
     found = call(arguments, "GET", f"{_user(arguments)}/limits")
     if not arguments.json:
         late = "" if found["in_force"] else "; this node does not run the last change of the user yet"
-        terminal.say(f"user {printable(found['user_id'])}, tier {printable(found['tier'] or '(none)')}{late}")
+        terminal.write(f"user {printable(found['user_id'])}, tier {printable(found['tier'] or '(none)')}{late}")
     rows = [
         (rule["rule_id"], rule["endpoint"], limit["quota"], f"{limit['remaining']} of {limit['limit']}", rule["source"])
         for rule in found["rules"]
         for limit in rule["limits"]
     ]
-    return listed(arguments, terminal, found, ("RULE", "ENDPOINT", "LIMIT", "LEFT", "FROM"), rows)
+    return write_list(arguments, terminal, found, ("RULE", "ENDPOINT", "LIMIT", "LEFT", "FROM"), rows)
 
 
 def _set_tier(arguments: argparse.Namespace, terminal: Terminal) -> int:
     answer = call(arguments, "PUT", f"{_user(arguments)}/tier", {"tier": arguments.tier})
-    return told(arguments, terminal, answer, f"user {arguments.user} is of tier {arguments.tier or '(none)'}")
+    return write_result(
+        arguments, terminal, answer, f"user {arguments.user} is now in tier {arguments.tier or '(none)'}"
+    )
 
 
 def _override(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -151,29 +150,29 @@ def _override(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.end:
         if given or arguments.length is not None:
             wrong = next(iter(given), "for")
-            raise UsageError(f"--end ends the override: it does not go with --{wrong}")
+            raise UsageError(f"--end ends the override: it cannot be combined with --{wrong}")
         answer = call(arguments, "DELETE", f"{_user(arguments)}/override", query={"rule_id": arguments.rule})
-        return told(arguments, terminal, answer, f"user {arguments.user} has no override of {arguments.rule} any more")
+        return write_result(arguments, terminal, answer, f"user {arguments.user} no longer overrides {arguments.rule}")
     if arguments.length is not None:
         if arguments.until is not None:
-            raise UsageError("--for and --until both say when it ends: give one of them")
+            raise UsageError("--for and --until both set the end: give one of them")
         given["until"] = _moment_in(arguments.length)
     if not given.keys() - {"until"}:
-        raise UsageError("say what is different: --limit, --burst, --capacity or --window; or --end")
+        raise UsageError("give a change: --limit, --burst, --capacity or --window; or --end")
     answer = call(arguments, "POST", f"{_user(arguments)}/override", {"rule_id": arguments.rule, **given})
     warned = "".join(f"; {warning}" for warning in answer.get("warnings", ()))
-    return told(arguments, terminal, answer, f"user {arguments.user}: {arguments.rule} is overridden{warned}")
+    return write_result(arguments, terminal, answer, f"user {arguments.user}: {arguments.rule} is overridden{warned}")
 
 
 def _moment_in(text: str) -> str:
-    """Return the moment that is so far from now, in whole seconds. Raises UsageError."""
+    """Return the time after a duration from now, in whole seconds. Raises UsageError."""
     try:
         return moment_text((SystemClock().now() + length_of(text)) // SECOND * SECOND)
     except (ValueError, OverflowError):
-        raise UsageError(f"--for is a length of time, such as 30m, 1h or 7d, not {short(text)}") from None
+        raise UsageError(f"--for must be a duration, such as 30m, 1h or 7d, not {short(text)}") from None
 
 
 def _reset_user(arguments: argparse.Namespace, terminal: Terminal) -> int:
     answer = call(arguments, "POST", f"{_user(arguments)}/reset", {"rules": arguments.rules})
     done = ", ".join(answer["reset"]) or "nothing"
-    return told(arguments, terminal, answer, f"user {arguments.user}: reset {done}")
+    return write_result(arguments, terminal, answer, f"user {arguments.user}: reset {done}")

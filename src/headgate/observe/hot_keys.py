@@ -1,15 +1,13 @@
-"""The keys that are asked about, refused, and would be refused by shadow rules, most often.
+"""The keys with the most checks, the most refusals, and the most refusals by shadow rules.
 
-Most decisions are sampled: one in `EVERY` is looked at, and weighs as much. Refusals, also those of shadow rules, are
-all looked at, up to `DENIALS` in a second; beyond that, one in `EVERY`, which stands for those that were passed over.
-So the lists are estimates: what is hot is surely found, and how hot it is comes out right by a few percent. Which ones
-are looked at is left to chance, as traffic may have a rhythm of its own.
+One in `EVERY` decisions is sampled, and counts as many. Up to `DENIALS` refusals a second, including those
+of shadow rules, are all counted; beyond that, one in `EVERY` is sampled. So the lists are estimates: hot keys are
+certainly found, with rates within a few percent. Sampling is random, since traffic may be periodic.
 
-They are counted in bounded memory, by the algorithm of Misra and Gries, in batches, with decay. At most 2 K keys are
-counted. When there are more, the K-th largest count is subtracted from all, and those that have nothing left are
-forgotten. So a key that makes up more than 1 / K of all is never missed; a count is too low by at most what was
-subtracted, and never too high. Between two seconds all counts shrink by a factor: what was hot an hour ago is not hot
-now.
+Memory is bounded by the algorithm of Misra and Gries, in batches, with decay. At most 2 K keys are counted. Beyond
+that, the K-th largest count is subtracted from all, and keys with nothing left are removed. So a key with more than 1 /
+K of all is never missed; a count is too low by at most what was subtracted, and never too high. All counts decay every
+second.
 """
 
 from __future__ import annotations
@@ -26,50 +24,43 @@ from headgate.observe.logs import Principals
 EVERY = 32
 DENIALS = 1000
 SIZE = 500
-"""So many keys of each kind are surely found, if they are hot."""
+"""This many hot keys of each kind are certainly found."""
 SHOWN = 50
 HALF_LIFE = 10
-"""Seconds after which a count weighs half."""
+"""Seconds after which a count has half its weight."""
 KEEP = 0.5 ** (1 / HALF_LIFE)
 _LEAST = 0.25
 K = TypeVar("K", bound=Hashable)
 
 Key: TypeAlias = tuple[str, str]
-"""A rule, and who is counted by it."""
+"""A rule and the principal that it counts."""
 
 
 class HotKey(msgspec.Struct, frozen=True, gc=False):
-    """A key as it is shown."""
+    """A key with its rate."""
 
     rule: str
     key: str
     per_second: float
-    """How often, of late: an average in which 10 seconds ago weighs half of now."""
+    """A decaying average: 10 seconds ago weighs half of now."""
 
 
 class HotList(msgspec.Struct, frozen=True):
-    """What is hot."""
-
     hot: tuple[HotKey, ...] = ()
-    """Asked about most often, the costs not regarded."""
+    """Keys with the most checks, whatever their cost."""
     denied: tuple[HotKey, ...] = ()
-    """Refused most often."""
+    """Keys with the most refusals."""
     would_refuse: tuple[HotKey, ...] = ()
-    """What shadow rules would refuse most often."""
+    """Keys that shadow rules would refuse most."""
 
 
 def stride() -> int:
-    """Return how many to pass over until the next one is looked at, that one included: `EVERY` on average."""
+    """Return the distance to the next sample: `EVERY` on average."""
     return 1 + int(random() * (2 * EVERY - 1))
 
 
 class HotKeys:
-    """Finds the keys that are asked about, and refused, most often. Its memory is bounded.
-
-    Args:
-        principals: what is shown of those who asked.
-        size: see `SIZE`.
-    """
+    """Finds the keys with the most checks and refusals, in bounded memory."""
 
     def __init__(self, principals: Principals, *, size: int = SIZE) -> None:
         self._principals = principals
@@ -78,25 +69,24 @@ class HotKeys:
         self._would_refuse: Frequent[Key] = Frequent(size)
         self._denials = 0
 
-    def asked(self, rule: str, value: str) -> None:
-        """Note one of `EVERY` decisions."""
+    def add(self, rule: str, value: str) -> None:
+        """Count one of `EVERY` decisions."""
         self._hot.add((rule, value), EVERY)
 
     def denial_stride(self) -> int:
-        """Return after how many refusals more one is looked at: that one weighs as many."""
+        """Return the distance to the next refusal to count, which is its weight too."""
         self._denials += 1
         return 1 if self._denials < DENIALS else stride()
 
     def denied(self, rule: str, value: str, weight: int) -> None:
-        """Note a refusal that is looked at; see `denial_stride`."""
+        """Count a sampled refusal; see `denial_stride`."""
         self._denied.add((rule, value), weight)
 
     def would_refuse(self, rule: str, value: str, weight: int) -> None:
-        """Note what a shadow rule would refuse, if it is looked at; see `denial_stride`."""
+        """Count a sampled refusal by a shadow rule; see `denial_stride`."""
         self._would_refuse.add((rule, value), weight)
 
     def second(self) -> None:
-        """Let a second pass."""
         self._denials = 0
         self._hot.second()
         self._denied.second()
@@ -113,7 +103,7 @@ class HotKeys:
 
 
 def merged_lists(lists: Iterable[HotList], most: int = SHOWN) -> HotList:
-    """Return the lists of several workers as one."""
+    """Merge the lists of several workers."""
     every = list(lists)
     return HotList(
         _merged([each.hot for each in every], most),
@@ -132,11 +122,7 @@ def _merged(lists: Iterable[Iterable[HotKey]], most: int) -> tuple[HotKey, ...]:
 
 
 class Frequent(Generic[K]):
-    """Counts the keys that come most often.
-
-    Args:
-        size: K: so many keys are surely among those counted, if they come often enough.
-    """
+    """Counts the most frequent keys; `size` is K, the number of frequent keys that are certainly counted."""
 
     __slots__ = ("_counts", "_size", "missed")
 
@@ -144,28 +130,27 @@ class Frequent(Generic[K]):
         self._size = size
         self._counts: dict[K, float] = {}
         self.missed: float = 0
-        """By how much a count may be too low."""
+        """The most that a count may be too low."""
 
     def __len__(self) -> int:
         return len(self._counts)
 
     def add(self, key: K, weight: int = 1) -> None:
-        """Count a key `weight` times."""
         counts = self._counts
         counts[key] = counts.get(key, 0) + weight
         if len(counts) > 2 * self._size:
             self._purge()
 
     def second(self) -> None:
-        """Let a second pass."""
+        """Apply a second of decay."""
         self._counts = {key: left for key, count in self._counts.items() if (left := count * KEEP) >= _LEAST}
 
     def top(self, most: int) -> list[tuple[K, float]]:
-        """Return the most frequent keys, each with how often it came in a second of late."""
+        """Return the most frequent keys with their rates per second."""
         return [(key, count * (1 - KEEP)) for key, count in self.largest(most)]
 
     def largest(self, most: int) -> list[tuple[K, float]]:
-        """Return the most frequent keys, each with its count."""
+        """Return the most frequent keys with their counts."""
         return nlargest(most, self._counts.items(), key=lambda item: item[1])
 
     def _purge(self) -> None:

@@ -1,10 +1,10 @@
-"""Logs of a node: one line for each event, as JSON or as text, on the standard library's logging.
+"""Logs of a node: one line per event, as JSON or text, through the standard library's logging.
 
-What came from outside may be in any line: control characters are escaped and texts are cut, so that nobody can forge a
-line, repaint a terminal, or fill a disk with one request. Fields are added with ``extra=fields(rule="orders")``.
+Lines may contain what clients sent: control characters are escaped and texts are cut, so that no request can forge a
+line, control a terminal, or fill a disk. Add fields with ``extra=fields(rule="orders")``.
 
-There is a line for a refusal, but not for every one: those who are refused are often those who do not stop. Who asked
-is shown as a digest by default, there and in the lists of hot keys.
+Refusals are logged up to a rate, since refused clients often continue. Principals are logged as digests by default,
+and listed so among the hot keys.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from headgate.core.numbers import printable, short
 from headgate.core.quota import SECOND
 
 LONGEST_TEXT = 2000
-"""The most characters of a message, or of a field."""
+"""Longest message or field, in characters."""
 LONGEST_TRACE = 10_000
 MOST_FIELDS = 30
 LONGEST_SECRET = 64
 PER_RULE = 10
 IN_ALL = 100
-"""Lines in a second about refusals: by one rule, and altogether."""
+"""Lines per second about refusals: of one rule, and in total."""
 _NAMED = 5
 _DENIALS = logging.getLogger("headgate.denials")
 _FIELDS = "headgate_fields"
@@ -40,34 +40,32 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Format(StrEnum):
-    """How a line looks."""
-
     TEXT = "text"
     JSON = "json"
 
 
 def fields(**values: str | float | None) -> dict[str, Any]:
-    """Return fields of a log line, for `extra`."""
+    """Return the `extra` for fields of a log line."""
     return {_FIELDS: values}
 
 
 _TALKATIVE = ("alembic", "uvicorn")
-"""Libraries that tell of every step."""
+"""Verbose libraries."""
 
 
 def setup(
     form: str = Format.TEXT, level: str = "info", stream: TextIO | None = None, *, worker: int | None = None
 ) -> logging.Handler:
-    """Write all logs of this process to `stream`, by default standard error, and return what does that.
+    """Write all logs of this process to `stream`, by default standard error, and return the handler.
 
-    Handlers that were there are removed. Every line of one of several processes says which `worker` it is: what all of
-    them do would look as if it were done twice. Raises UsageError for a format or a level that there is not.
+    Other handlers are removed. With `worker`, every line has its number, since workers log the same events. Raises
+    UsageError for an unknown format or level.
     """
     levels = ("debug", "info", "warning", "error", "critical")
     if level.lower() not in levels:
-        raise UsageError(f"a log level is one of {', '.join(levels)}, not {short(level)}")
+        raise UsageError(f"log level must be one of {', '.join(levels)}, not {short(level)}")
     if form not in tuple(Format):
-        raise UsageError(f"a log format is one of {', '.join(Format)}, not {short(form)}")
+        raise UsageError(f"log format must be one of {', '.join(Format)}, not {short(form)}")
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if form == Format.JSON else TextLines())
     if worker is not None:
@@ -83,8 +81,6 @@ def setup(
 
 
 class _Worker(logging.Filter):
-    """Adds the number of a worker to the fields of every record."""
-
     def __init__(self, number: int) -> None:
         super().__init__()
         self._number = number
@@ -95,10 +91,9 @@ class _Worker(logging.Filter):
 
 
 class JsonLines(logging.Formatter):
-    """Each record is an object on a line: time, level, logger, message, and its fields."""
+    """One JSON object per line: time, level, logger, message, and its fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         line: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -113,10 +108,9 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Each record is a line: time, level, logger, message, fields. Lines of a traceback are indented."""
+    """One line per record: time, level, logger, message, fields. Tracebacks are indented."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         parts = [_time(record), record.levelname, clean(record.name), clean(record.getMessage())]
         parts += [f"{clean(name)}={_quoted(value)}" for name, value in _fields_of(record).items()]
         if trace := _trace(self, record):
@@ -148,54 +142,46 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """Return the traceback of a record; its end, if it is long, since that says most."""
+    """Return the end of a record's traceback, which says most."""
     if not record.exc_info or record.exc_info[0] is None:
         return ""
     return formatter.formatException(record.exc_info)[-LONGEST_TRACE:]
 
 
 class Principals:
-    """Decides what is shown of a principal.
+    """How principals are shown: as digests, or with `plain`, in clear text.
 
-    Args:
-        plain: whether they are shown as they are.
-        secret: makes the digests of this installation differ from all others', so that nobody can find out who is
-            meant by trying names; up to 64 bytes. All nodes need the same one if their logs are to be compared.
+    `secret`, up to 64 bytes, keys the digests, so that trying names does not reveal a principal. Nodes need the
+    same one for comparable logs.
     """
 
     __slots__ = ("_secret", "plain")
 
     def __init__(self, *, plain: bool = False, secret: bytes = b"") -> None:
         if len(secret) > LONGEST_SECRET:
-            raise UsageError(f"the secret for digests has up to {LONGEST_SECRET} bytes, not {len(secret)}")
+            raise UsageError(f"the secret for digests must have at most {LONGEST_SECRET} bytes, not {len(secret)}")
         self.plain, self._secret = plain, secret
 
     def shown(self, value: str) -> str:
-        """Return the principal, or its digest: ``#`` and 16 hexadecimal digits, always the same for the same text."""
+        """Return the principal, or its digest: ``#`` and 16 hexadecimal digits."""
         if self.plain:
             return value
         return "#" + blake2b(value.encode(errors="surrogatepass"), digest_size=8, key=self._secret).hexdigest()
 
 
 class Denials:
-    """Logs refusals: so many in a second for each rule, and how many were left out.
-
-    Args:
-        principals: what is shown of those who asked.
-        per_rule: the most lines in a second about one rule; 0: none at all.
-        in_all: the most lines in a second.
-    """
+    """Logs refusals, at most `per_rule` lines a second about one rule and `in_all` in total, and counts the others."""
 
     def __init__(self, principals: Principals, *, per_rule: int = PER_RULE, in_all: int = IN_ALL) -> None:
         if per_rule < 0 or in_all < 0:
-            raise UsageError(f"denials logged per second are 0 or more, not {min(per_rule, in_all)}")
+            raise UsageError(f"denials logged per second must be 0 or more, not {min(per_rule, in_all)}")
         self._principals, self._per_rule, self._in_all = principals, per_rule if in_all else 0, in_all
         self._lines = 0
         self._seen: dict[str, int] = {}
         self._logged: dict[str, int] = {}
 
     def wants(self, rule: str) -> bool:
-        """Whether there is a line left for a refusal by this rule; if not, it is counted as left out."""
+        """Return whether to log a refusal by this rule; if not, it is counted."""
         if not self._per_rule:
             return False
         seen = self._seen[rule] = self._seen.get(rule, 0) + 1
@@ -206,7 +192,7 @@ class Denials:
         return True
 
     def log(self, rule: str, who: str, *, api: str, retry_after_us: int | None, reason: str = "") -> None:
-        """Write the line for a refusal that is wanted; `reason` is why, where that is not the limit."""
+        """Log a refusal; `reason` is its cause if not a limit."""
         shown = self._principals.shown(who) if who else None
         retry_after = retry_after_us / SECOND if retry_after_us is not None else None
         extra = fields(
@@ -215,7 +201,7 @@ class Denials:
         _DENIALS.info("denied", extra=extra)
 
     def second(self) -> int:
-        """Let a second pass: say how many were left out, and return that."""
+        """Log and return how many refusals of the last second were not logged."""
         left_out = {rule: seen - self._logged.get(rule, 0) for rule, seen in self._seen.items()}
         count = sum(left_out.values())
         if count:

@@ -1,4 +1,4 @@
-"""All metrics there are: their names, what they mean, and how the workers' numbers become one."""
+"""All metrics: names, help texts, and how the values of several workers are merged."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headgate.clock import BUCKETS
 
 NANO = 1_000_000_000
 OUTCOMES = ("allowed", "denied", "error", "shed", "cancelled")
-"""How a call of an API may end."""
+"""Outcomes of an API call."""
 
 
 class MetricKind(StrEnum):
-    """What a metric is, in the words of Prometheus."""
+    """The types of Prometheus."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -24,7 +24,7 @@ class MetricKind(StrEnum):
 
 
 class Merge(StrEnum):
-    """How the numbers of several workers become one."""
+    """How the values of several workers are merged."""
 
     SUM = "sum"
     MAX = "max"
@@ -32,10 +32,10 @@ class Merge(StrEnum):
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """A metric with all its labels.
+    """A metric and its labels.
 
-    Counters and histograms are summed over all workers, those that ended included. Gauges are merged as told, over the
-    workers that live.
+    Counters and histograms are summed over all workers, including those that ended. Gauges are merged over live
+    workers.
     """
 
     name: str
@@ -43,16 +43,15 @@ class Metric(msgspec.Struct, frozen=True):
     help: str
     labels: tuple[str, ...] = ()
     scale: int = 1
-    """Cells hold whole numbers; the metric is in units of so many."""
+    """Cells hold integers; the value of the metric is the cell divided by this."""
     merge: Merge = Merge.SUM
 
     @property
     def cells(self) -> int:
-        """How many cells one series has: a histogram has its buckets, then the sum."""
+        """Cells of one series: a histogram has its buckets, then the sum."""
         return BUCKETS + 1 if self.kind is MetricKind.HISTOGRAM else 1
 
     def merged(self, one: int, other: int) -> int:
-        """Return what two numbers are together."""
         if self.merge is Merge.SUM:
             return one + other
         return max(one, other) if self.merge is Merge.MAX else min(one, other)
@@ -75,16 +74,16 @@ def _histogram(name: str, text: str, *labels: str) -> Metric:
     return Metric(f"headgate_{name}_seconds", MetricKind.HISTOGRAM, text, labels, NANO)
 
 
-CHECKS = _counter("checks", f"Calls of an API, by how they ended: {', '.join(OUTCOMES)}.", "api", "outcome")
-CHECK_DURATION = _histogram("check_duration", "From a request to its answer, by API.", "api")
+CHECKS = _counter("checks", f"Calls of an API, by outcome: {', '.join(OUTCOMES)}.", "api", "outcome")
+CHECK_DURATION = _histogram("check_duration", "Time from a request to its response, by API.", "api")
 DECISION_DURATION = _histogram(
     "decision_duration",
-    "A decision, store included, by the rule that decided it; the first 100 rules, then other.",
+    "Time of a decision, including the store, by the rule that decided; the first 100 rules, then other.",
     "rule",
 )
 RULE_DECISIONS = _counter(
     "rule_decisions",
-    "What each rule said: allowed, denied, shadow_allowed, shadow_denied. A request counts for every rule it met.",
+    "Decisions by rule: allowed, denied, shadow_allowed, shadow_denied. A request counts for each matching rule.",
     "rule",
     "outcome",
     "domain",
@@ -95,29 +94,31 @@ RULE_NEAR_LIMIT = _counter(
     "rule",
     "domain",
 )
-RULE_DEGRADED = _counter("rule_degraded", "What each rule said without the store.", "rule", "domain")
+RULE_DEGRADED = _counter("rule_degraded", "Decisions by rule without the store.", "rule", "domain")
 UNLIMITED = _counter(
-    "unlimited_decisions", "Requests no limit was asked about: unlimited, or on the list allowed or denied.", "verdict"
+    "unlimited_decisions", "Requests decided without a limit: unlimited, or allowed or denied by a list.", "verdict"
 )
 UNMATCHED_PRINCIPALS = _counter(
-    "unmatched_principals", "Principals that no rule and no list knows: user, ip, apikey, or other names.", "principal"
+    "unmatched_principals", "Principals that no rule and no list uses: user, ip, apikey, or other names.", "principal"
 )
 UNKNOWN_DOMAINS = _counter(
     "unknown_domain_requests", "Requests of Envoy that passed because no descriptor file has their domain."
 )
-PEEKS = _counter("peeks", "Questions that took nothing.")
-REFUNDS = _counter("refunds", "Costs given back.")
+PEEKS = _counter("peeks", "Peeks, which take nothing.")
+REFUNDS = _counter("refunds", "Refunds of costs.")
 RESETS = _counter("resets", "Limits reset.")
 DENIALS_UNLOGGED = _counter("denials_unlogged", "Denials left out of the log, which is sampled.")
 
-STORE_CALLS = _counter("store_calls", "Questions to the store, also while its circuit is open.")
-STORE_FAILURES = _counter("store_failures", "Questions that the store did not answer.", "reason")
+STORE_CALLS = _counter("store_calls", "Calls of the store, including those while its circuit is open.")
+STORE_FAILURES = _counter("store_failures", "Calls that the store did not answer.", "reason")
 STORE_DEGRADED = _counter("store_degraded", "Decisions that the store did not make, by mode.", "mode", "reason")
-STORE_LATE = _counter("store_late_answers", "Answers after their deadline: too late for a decision, known to the next.")
+STORE_LATE = _counter(
+    "store_late_answers", "Responses after their deadline: too late for their decision, used by the next."
+)
 STORE_BATCHES = _counter("store_batches", "Round trips to Redis.")
-STORE_QUESTIONS = _counter("store_questions", "Questions on those round trips: divided, how many travel together.")
-STORE_DURATION = _histogram("store_batch_duration", "From sending a batch of questions to Redis to its last answer.")
-STORE_CACHED = _counter("store_cached", "Refusals and peeks that were repeated without asking the store.", "verb")
+STORE_QUESTIONS = _counter("store_questions", "Calls in those round trips; the quotient is the batch size.")
+STORE_DURATION = _histogram("store_batch_duration", "Time from sending a batch of calls to Redis to its last response.")
+STORE_CACHED = _counter("store_cached", "Refusals and peeks answered by the cache.", "verb")
 NODES = _gauge(
     "nodes", "Processes that share the limits, as counted or set: the share in the mode local.", merge=Merge.MAX
 )
@@ -132,8 +133,8 @@ CIRCUIT_RECOVERIES = _counter("store_circuit_recoveries", "How often a circuit c
 
 RULES = _gauge("rules", "Rules in force.", merge=Merge.MAX)
 RULES_LOADS = _counter("rules_loads", "Sets of rules that came into force; every worker loads them.")
-RULES_FAILURES = _counter("rules_load_failures", "Changes that were not acceptable, or could not be read.")
-RULES_BROKEN = _gauge("rules_broken", "1 while the last change was not acceptable.", merge=Merge.MAX)
+RULES_FAILURES = _counter("rules_load_failures", "Changes that were invalid or could not be read.")
+RULES_BROKEN = _gauge("rules_broken", "1 while the last change is invalid.", merge=Merge.MAX)
 RULES_LOADED_AT = _gauge(
     "rules_loaded_timestamp_seconds", "When the rules in force were loaded; the earliest.", scale=NANO, merge=Merge.MIN
 )
@@ -141,28 +142,28 @@ RULES_LOADED_AT = _gauge(
 RULES_REVISION = _gauge("rules_revision", "The revision of the database's rules in force; the least.", merge=Merge.MIN)
 RULES_CONTACT = _gauge(
     "rules_contact_timestamp_seconds",
-    "When the database last said which rules are in force; 0: never yet.",
+    "When the database last confirmed the rules in force; 0: never.",
     scale=NANO,
     merge=Merge.MAX,
 )
 RULES_STALE = _gauge(
     "rules_stale", "1 while the database cannot be followed, and the last good rules are in force.", merge=Merge.MAX
 )
-RULES_FOLLOW_FAILURES = _counter("rules_follow_failures", "How often following the database failed.")
+RULES_FOLLOW_FAILURES = _counter("rules_follow_failures", "Failures to follow the database.")
 
 CONFIG_LOADS = _counter(
     "config_loads", "Files that came into force: rules, descriptors, identity, caller_keys, certificates.", "config"
 )
-CONFIG_FAILURES = _counter("config_load_failures", "Changes that were not acceptable, or could not be read.", "config")
+CONFIG_FAILURES = _counter("config_load_failures", "Changes that were invalid or could not be read.", "config")
 CONFIG_BROKEN = _gauge(
     "config_broken",
-    "1 while the last change was not acceptable, and the one before is in force.",
+    "1 while the last change is invalid, and the one before is in force.",
     "config",
     merge=Merge.MAX,
 )
 CONFIG_LOADED_AT = _gauge(
     "config_loaded_timestamp_seconds",
-    "When what is in force was loaded; the earliest.",
+    "When the configuration in force was loaded; the earliest.",
     "config",
     scale=NANO,
     merge=Merge.MIN,
@@ -170,28 +171,28 @@ CONFIG_LOADED_AT = _gauge(
 
 CALLER_ASKED_AT = _gauge(
     "caller_last_request_timestamp_seconds",
-    "When a caller with a key last asked, to the second; by its name in the file, or the id of its key.",
+    "Last request of a caller with a key, to the second; by its name in the file, or the id of its key.",
     "caller",
     scale=NANO,
     merge=Merge.MAX,
 )
 ENFORCEMENT = _gauge("enforcement", "1 while limits refuse, 0 while they are only counted; the least.", merge=Merge.MIN)
 CONNECTIONS = _gauge("connections", "Connections open now.")
-WORKERS = _gauge("workers", "Worker processes that live.")
-WORKER_STARTS = _counter("worker_starts", "Worker processes started, the first ones included.")
+WORKERS = _gauge("workers", "Live worker processes.")
+WORKER_STARTS = _counter("worker_starts", "Worker processes started, including the first ones.")
 CPU = _counter("process_cpu_seconds", "Processor time used, user and system.", "worker", scale=NANO)
 RESIDENT = _gauge("process_resident_memory_bytes", "Resident memory.", "worker")
 OPEN_FILES = _gauge("process_open_fds", "Open file descriptors.", "worker")
 STARTED_AT = _gauge("process_start_time_seconds", "When the worker started.", "worker", scale=NANO)
-BUILD = _gauge("build_info", "Always 1; the labels say what runs.", "version", "python", merge=Merge.MAX)
+BUILD = _gauge("build_info", "Always 1; the labels are the running versions.", "version", "python", merge=Merge.MAX)
 
 
 def observations(cells: Sequence[int]) -> int:
-    """Return how many observations the cells of a histogram have counted."""
+    """Return the number of observations of a histogram."""
     return sum(cells[:BUCKETS])
 
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {metric.name: metric for metric in tuple(globals().values()) if isinstance(metric, Metric)}
 )
-"""All of them by name, in the order they are shown."""
+"""By name, in the order of output."""

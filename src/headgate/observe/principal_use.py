@@ -1,15 +1,14 @@
-"""How much single principals ask of each rule in each of its windows: a sample, for what another limit would refuse.
+"""A sample of principals' usage by rule and window, to predict the effect of other limits.
 
-Who is in the sample is decided by a hash of the principal, which every worker of every service computes alike. So what
-workers count of one principal adds up, wherever its requests go. The sample is of all principals as long as there are
-few; when a worker knows more than its share, it goes on with half of them, those whose hash is in the lower half: a
-sample at *level* n is one principal of 2 ** n, and is a part of every sample at a lower level. Each window has a sample
-of its own, so that over a day of windows what chance did to one of them is made up for by the others.
+A hash of the principal decides about the sample, alike in every worker of every service, so workers' counts of one
+principal add up. Few principals are all counted; when a worker has more than its share, it continues with the half of
+them with the lower hashes. A sample at *level* n is one principal in 2 ** n, and part of every sample at a lower level.
+Each window has its own sample, so chance averages out over a day of windows.
 
-Windows are those of a fixed window: they begin at multiples of their length since the epoch, in whole seconds. Of
-windows that are shorter than a minute, one in each minute is looked at, the same one everywhere.
+Windows are fixed windows: aligned to multiples of their length since the epoch, in whole seconds. Of windows shorter
+than a minute, one in each minute is measured, the same one everywhere.
 
-What is handed on has digests in place of principals, other ones in each window.
+Results contain digests of principals, different in each window.
 """
 
 from __future__ import annotations
@@ -27,68 +26,66 @@ from headgate.core.quota import Quota
 from headgate.policy.prepared import rule_id_of
 
 MOST_PRINCIPALS = 1000
-"""Principals in the sample of one window, of one worker."""
+"""Largest sample of one window of one worker."""
 IN_ALL = 20_000
-"""The same, of all windows together; each has an equal share of them, and at least `LEAST_PRINCIPALS`."""
+"""Largest sample of all windows together; each has an equal share, and at least `LEAST_PRINCIPALS`."""
 LEAST_PRINCIPALS = 20
 MOST_SERIES = 1000
-"""Windows that a worker looks at together: those of rules that come later are not looked at."""
+"""Windows that a worker measures concurrently; later rules are not measured."""
 MOST_LIMITS = 8
-"""Limits of one window of a rule that are told apart: the rule's own, and those of tiers and overrides."""
+"""Distinct limits of one window of a rule: its own, and those of tiers and overrides."""
 LONGEST_WINDOW_US = 31 * 86_400_000_000
-"""Windows that are longer are not looked at."""
+"""Longer windows are not measured."""
 MINUTE_US, SECOND_US = 60_000_000, 1_000_000
 POSITIONS = 1 << 32
-"""What the hash of a principal is below."""
+"""Bound of the hash of a principal."""
 _DIGESTS_PER_SECOND = 1000
 
 
 class WindowUse(msgspec.Struct, frozen=True, array_like=True):
-    """What was asked of a rule in a window, of late, by the principals in the sample."""
+    """What the sampled principals requested of a rule in a recent window."""
 
     rule: str
     window_us: int
-    """The length of the window that is looked at, in whole seconds."""
+    """Length of the measured window, in whole seconds."""
     limit: int
-    """The limit that was in force for these principals."""
+    """The limit of these principals."""
     at: int
-    """When the window began, in microseconds since the epoch."""
+    """Start of the window, in microseconds since the epoch."""
     level: int
-    """One principal of 2 ** level is in the sample."""
+    """One principal in 2 ** level is in the sample."""
     principals: dict[int, int]
-    """Units that were asked for, whether they were admitted or not, by principal: its hash, and 31 bits of a digest."""
+    """Requested units, admitted or not, by principal: its hash, and 31 bits of a digest."""
 
 
 def measured_window(quota: Quota) -> int:
-    """Return the length of the windows in which the use of a quota is looked at; 0: it is not."""
+    """Return the length of the windows in which to measure a quota; 0: none."""
     whole = -(-quota.window_us // SECOND_US) * SECOND_US
     return whole if quota.limit and whole <= LONGEST_WINDOW_US else 0
 
 
 def passed_over(window_us: int) -> int:
-    """Return for how many windows of a length the one stands that is looked at, itself included."""
+    """Return how many windows of a length one measured window represents."""
     return -(-MINUTE_US // window_us)
 
 
 class PrincipalUse:
-    """Counts what principals ask for, in the process that decides.
+    """Counts what principals request, in the process that decides.
 
-    Args:
-        most: see `MOST_PRINCIPALS`.
-        now: what time it is, in microseconds since the epoch; default: the system's.
+    `most` is described at `MOST_PRINCIPALS`; `now` is in microseconds since the epoch, by default the system's time.
     """
 
     def __init__(self, *, most: int = MOST_PRINCIPALS, now: int | None = None) -> None:
         self._most = most
         self._now = time.time_ns() // 1000 if now is None else now
-        self._series: dict[str, _Series] = {}  # the one that was used last, by space
+        self._series: dict[str, _Series] = {}  # by space, the last used
         self._all: dict[tuple[str, int], _Series] = {}  # by space and limit
-        self._limits: Counter[str] = Counter()  # how many of them there are in a space
+        self._limits: Counter[str] = Counter()  # by space
         self._ended: deque[_Ended] = deque()
         self._ready: list[WindowUse] = []
 
-    def asked(self, plan: Plan, cost: int) -> None:
-        """Note that a request asked these limits for a cost. This is on the way of every decision."""
+    def record(self, plan: Plan, cost: int) -> None:
+        """Count the cost of a request to these limits, on the path of every decision."""
         series = self._series
         for limit in plan:
             space, principal, quota = limit.space, limit.principal, limit.quota
@@ -99,17 +96,17 @@ class PrincipalUse:
             if bound is not None:
                 if not bound:
                     continue
-                data = principal if isinstance(principal, bytes) else principal.encode()  # `encoded`, without a call
+                data = principal if isinstance(principal, bytes) else principal.encode()  # `encoded`, inlined
                 if crc32(data, one.seed) >= bound:
                     continue
             one.counts[principal] += cost
 
     def second(self, now: int | None = None) -> None:
-        """Let time pass: windows end, and what was counted is made ready to be taken. To be called every second."""
+        """End windows, and prepare the counts to be taken. Call it every second."""
         self._now = time.time_ns() // 1000 if now is None else now
         share = max(LEAST_PRINCIPALS, IN_ALL // max(1, len(self._all)))
         for key, one in list(self._all.items()):
-            if self._now >= min(one.ends, one.told + MINUTE_US):
+            if self._now >= min(one.ends, one.flushed_at + MINUTE_US):
                 self._end(one)
             if self._now >= one.ends:
                 if one.is_idle and one.is_looked_at:
@@ -123,7 +120,7 @@ class PrincipalUse:
         self._digest(_DIGESTS_PER_SECOND)
 
     def take(self, *, everything: bool = False) -> list[WindowUse]:
-        """Return what was made ready since the last time, or all that was counted: then nothing more will be."""
+        """Return the counts prepared since the last call; with `everything`, all counts, at the end."""
         if everything:
             for one in self._all.values():
                 self._end(one)
@@ -132,7 +129,7 @@ class PrincipalUse:
         return ready
 
     def _end(self, one: _Series) -> None:
-        one.told = self._now
+        one.flushed_at = self._now
         ended = one.hand_on()
         if ended is not None:
             self._ended.append(ended)
@@ -145,11 +142,11 @@ class PrincipalUse:
             done += len(ended.counts)
 
     def _found(self, space: str, quota: Quota) -> _Series:
-        """Return the series of a limit that is not the one used last in its space: another tier, or other rules."""
+        """Return the series of a limit other than the last used of its space: another tier, or new rules."""
         known = self._all.get((space, quota.limit))
         if known is None:
             is_full = len(self._all) >= MOST_SERIES or self._limits[space] >= MOST_LIMITS
-            if is_full or not measured_window(quota) or "@" not in space:  # that is not a rule's
+            if is_full or not measured_window(quota) or "@" not in space:  # not a rule's space
                 return _NOT_COUNTED
             known = self._all[space, quota.limit] = _Series(space, quota, self._most, self._now)
             self._limits[space] += 1
@@ -159,14 +156,12 @@ class PrincipalUse:
 
 
 class _Ended(msgspec.Struct):
-    """What was counted in a window, to be handed on."""
-
     use: WindowUse
     seed: int
     counts: dict[Principal, int]
 
     def digested(self) -> WindowUse:
-        """Return it with digests in place of principals."""
+        """Return the counts with digests in place of principals."""
         key = self.seed.to_bytes(4, "little")
         found: dict[int, int] = {}
         for principal, units in self.counts.items():
@@ -178,41 +173,40 @@ class _Ended(msgspec.Struct):
 
 
 class _Series:
-    """The windows of one limit of a rule, one after the other."""
+    """The consecutive windows of one limit of a rule."""
 
     __slots__ = (
         *("_at", "_level", "_space", "_window_us", "bound", "counts", "ends", "is_idle", "is_looked_at", "most"),
-        *("quota", "seed", "told"),
+        *("quota", "seed", "flushed_at"),
     )
 
     def __init__(self, space: str, quota: Quota, most: int, now: int) -> None:
         self._space, self.quota, self.most = space, quota, most
         self._window_us, self._level = measured_window(quota), 0
         self.counts: defaultdict[Principal, int] = defaultdict(int)
-        """Units by principal, of those in the sample; for up to a second there may be more than `most`."""
+        """Units by sampled principal; for up to a second there may be more than `most`."""
         self.bound: int | None = 0
-        """Below it is the hash of those in the sample; None: all are."""
-        self._at = self.seed = self.ends = self.told = 0
+        """Bound of the hashes in the sample; None: all are."""
+        self._at = self.seed = self.ends = self.flushed_at = 0
         self.is_looked_at = self.is_idle = True
-        """Whether this window is one to look at, and whether nobody has asked in it."""
+        """Whether to measure this window, and whether it had no requests."""
         if self._window_us:
             self.begin(now)
 
     def begin(self, now: int) -> None:
-        """Let a window begin."""
         index = now // self._window_us
         one_of = passed_over(self._window_us)
         if self.is_looked_at and self._level and len(self.counts) < self.most // 4:
             self._level -= 1
         self.is_looked_at = _hash(f"{self._space}|{index // one_of}") % one_of == index % one_of
         self._at = index * self._window_us
-        self.ends, self.told = self._at + self._window_us, now
+        self.ends, self.flushed_at = self._at + self._window_us, now
         self.seed = _hash(f"{self._space}|{self.quota.limit}|{self._at}")
         self.counts, self.is_idle = defaultdict(int), True
         self.bound = 0 if not self.is_looked_at else POSITIONS >> self._level if self._level else None
 
     def thin(self) -> None:
-        """Go on with half of the principals, or fewer, until there are few enough."""
+        """Halve the sample until it is small enough."""
         while len(self.counts) > self.most:
             self._level += 1
             self.bound = bound = POSITIONS >> self._level
@@ -221,9 +215,9 @@ class _Series:
                 del self.counts[each]
 
     def hand_on(self) -> _Ended | None:
-        """Return what was counted since the last time, and go on with those in the sample; None if there is nothing.
+        """Return the counts since the last call, and keep the sample; None if there are none.
 
-        That nobody of a sample asked is said as well: others may have seen principals that are not in it.
+        An empty sample is returned too: other workers may have seen principals outside it.
         """
         self.thin()
         counts, self.counts = self.counts, defaultdict(int, dict.fromkeys(self.counts, 0))
@@ -238,11 +232,10 @@ class _Series:
 
 
 _NOT_COUNTED = _Series("", Quota(1, LONGEST_WINDOW_US + SECOND_US), 0, 0)
-"""Stands for limits that are not looked at."""
+"""Stands for limits that are not measured."""
 
 
 def encoded(principal: Principal) -> bytes:
-    """Return a principal as bytes."""
     return principal if isinstance(principal, bytes) else principal.encode()
 
 

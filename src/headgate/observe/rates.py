@@ -1,8 +1,7 @@
-"""What a service decides at present, per second, from the counters that its workers keep anyway.
+"""The current decisions per second of a service, from the counters of its workers.
 
-A look takes what has changed since the last one. Requests are counted once, however many rules they met: those that
-were timed, without those that took nothing. Refusals are counted by rule, so that a request that two rules refuse
-counts twice among the refused.
+A reading takes the changes since the previous one. A request counts once, however many rules match it: timed decisions
+minus peeks. Refusals are counted by rule, so a request that two rules refuse counts twice.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from headgate.observe.workers import Slice
 from headgate.policy.selection import Verdict
 
 LOOK_US = 2_500_000
-"""Microseconds between two looks. Rates are those of the last two."""
+"""Microseconds between readings. Rates cover the last two."""
 STEP_US = 2 * LOOK_US
-"""The length of a step of the history."""
+"""The length of a step of the history, in microseconds."""
 STEP_SECONDS = STEP_US // 1_000_000
 STEPS = 120
 """Steps of the history: ten minutes."""
 MOST_RULES = 20
-"""Rules that are named as those with the most decisions, refusals, or refusals by a shadow."""
+"""Listed rules with the most decisions, refusals, or refusals by a shadow."""
 MOST_KEYS = 20
 MOST_CIRCUITS = 50
 _CIRCUITS = {1: "half_open", 2: "open"}
 _PLACES = {ALLOWED: 0, DENIED: 1, DEGRADED: 2, SHADOW_ALLOWED: 3, SHADOW_DENIED: 4}
-"""Where counts of a rule have an outcome; in the order of `RuleRates`."""
+"""Position of an outcome among a rule's counts, in the order of `RuleRates`."""
 _NOTHING, _REQUESTS, _PEEKS, _DENIED = range(4)
 _CALLS = {"error": 4, "shed": 5}
 _RULES = 6
-"""Where what is counted of requests and calls is among all counts, and where those of rules begin."""
+"""Positions of requests, calls, and the first rule among all counts."""
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -48,13 +47,13 @@ class Rates(msgspec.Struct, frozen=True):
     allowed: float = 0.0
     refused: float = 0.0
     degraded: float = 0.0
-    """Decided without the store; they are among the others, too."""
+    """Decided without the store; included in the others."""
     shadow_refused: float = 0.0
-    """What shadow rules would have refused."""
+    """Refused only by shadow rules."""
     errors: float = 0.0
     """Calls that failed: the caller's error or the node's."""
     shed: float = 0.0
-    """Calls that were refused unseen, to protect the node."""
+    """Calls that were rejected early, to protect the node."""
 
 
 class RuleRates(msgspec.Struct, frozen=True):
@@ -72,7 +71,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
     """A step of the history."""
 
     at: int
-    """When it began, in seconds since the epoch."""
+    """Start, in seconds since the epoch."""
     allowed: float
     refused: float
     degraded: float
@@ -80,10 +79,10 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a service decides at present, and how it is. Its size is bounded, however many rules and callers."""
+    """Current decisions and state of a service, of bounded size."""
 
     at: int = 0
-    """When this was seen, in microseconds since the epoch."""
+    """Time of the reading, in microseconds since the epoch."""
     rates: Rates = Rates()
     history: tuple[Point, ...] = ()
     rules: tuple[RuleRates, ...] = ()
@@ -91,27 +90,23 @@ class Figures(msgspec.Struct, frozen=True):
     denied: tuple[HotKey, ...] = ()
     would_refuse: tuple[HotKey, ...] = ()
     store: str = ""
-    """Its address, without a password; empty: not known."""
+    """Its address, without a password; empty: unknown."""
     circuits: dict[str, str] = {}
-    """The servers of the store whose circuit is not closed; one that is alone has no name."""
+    """The store's servers whose circuit is not closed; a single one has no name."""
     troubled_since: int = 0
-    """Since when there are such, in microseconds since the epoch; 0: there are none."""
+    """Since when there are such servers, in microseconds since the epoch; 0: none."""
     workers: int = 0
     version: str = ""
-    """Of Headgate; of several at once, all of them."""
+    """Of Headgate; all versions that are running."""
     enforcing: bool = True
     broken: tuple[str, ...] = ()
-    """What was changed in a way that is not acceptable, so that the one before is in force: rules, identity ..."""
+    """Configuration whose last change is invalid, so that the previous one is in force: rules, identity ..."""
 
 
 class RateWatch:
-    """Looks at the counters of a service every `LOOK_US`, and remembers ten minutes of its rates.
+    """Reads the counters of a service every `LOOK_US`, and keeps ten minutes of rates.
 
-    Args:
-        counted: returns what the workers have counted.
-        hot_keys: returns the keys that are asked about most, as JSON.
-        store: what the store is called.
-        clock: what time it is, in microseconds since the epoch.
+    `hot_keys` returns JSON; `clock` returns microseconds since the epoch.
     """
 
     def __init__(
@@ -129,7 +124,7 @@ class RateWatch:
         self._troubled_since = 0
 
     def look(self) -> Figures:
-        """Return what has been decided of late. It may run in a thread, one at a time. Raises OSError."""
+        """Return the current figures. Thread-safe if not concurrent. Raises OSError."""
         slices, now = list(self._counted()), self._now()
         for worker in slices:
             if worker.slot not in self._workers:
@@ -142,7 +137,7 @@ class RateWatch:
         rates = _rates(counts, seconds)
         looks_since_epoch = round(now / LOOK_US)
         at = (looks_since_epoch // 2 - 1) * STEP_SECONDS
-        if looks_since_epoch % 2 == 0 and len(self._looks) > 1:  # then the last two looks are a step
+        if looks_since_epoch % 2 == 0 and len(self._looks) > 1:  # the last two readings are a step
             self._history.append(Point(at, rates.allowed, rates.refused, rates.degraded, rates.shadow_refused))
         self._looks.append(now)
         gauges = _Gauges()
@@ -170,7 +165,7 @@ class RateWatch:
         )
 
     def _first_rules(self, counts: list[int], seconds: float) -> tuple[RuleRates, ...]:
-        """Return the rules with the most decisions, and those with the most refusals, the busiest first."""
+        """Return the rules with the most decisions and those with the most refusals, the busiest first."""
         allowed, refused, degraded, shadow_allowed, shadow_refused = _columns(counts)
         decided = list(map(sum, zip(allowed, refused, shadow_allowed, shadow_refused, strict=True)))
         found: dict[int, None] = {}
@@ -184,10 +179,10 @@ class RateWatch:
 
 
 class _Places:
-    """Where in a list of counts each thing is counted: first those of requests, then five for each rule.
+    """Positions of counts in a list: first those of requests, then five for each rule.
 
-    Lists of numbers are all that a look makes: thousands of small objects would make the collector of garbage look at
-    all rules again and again, in the process that decides.
+    A reading allocates only lists of numbers: thousands of small objects would make the garbage collector traverse all
+    rules repeatedly, in the process that decides.
     """
 
     def __init__(self) -> None:
@@ -198,7 +193,7 @@ class _Places:
         return _RULES + len(_PLACES) * len(self.rules)
 
     def of(self, metric: Metric, labels: tuple[str, ...]) -> int:
-        """Return where a cell of a metric is counted; `_NOTHING` if it is not."""
+        """Return the position of a metric's cell; `_NOTHING` if it is not counted."""
         match metric:
             case metrics.RULE_DECISIONS:
                 return self._of_rule(labels[0]) + _PLACES[labels[1]]
@@ -221,7 +216,7 @@ class _Places:
 
 
 def _columns(counts: list[int]) -> list[list[int]]:
-    """Return the counts of each outcome, rule by rule."""
+    """Return the counts of each outcome by rule."""
     return [counts[_RULES + place :: len(_PLACES)] for place in _PLACES.values()]
 
 
@@ -235,7 +230,7 @@ def _rates(counts: list[int], seconds: float) -> Rates:
 
 
 class _Worker:
-    """The cells of one worker, as they were at the last two looks; each keeps its meaning, and others come behind."""
+    """The cells of one worker at the last two readings. New cells are only appended."""
 
     def __init__(self, places: _Places, *, is_new: bool) -> None:
         self._places = places
@@ -245,7 +240,7 @@ class _Worker:
         self.gauges: list[Place] = []
 
     def learn(self, counts: Counts) -> None:
-        """Find where the cells of new series are counted."""
+        """Assign positions to the cells of new series."""
         counted = self._counted
         counted += [_NOTHING] * (len(counts.cells) - len(counted))
         for place in counts.places[self._known :]:
@@ -258,7 +253,7 @@ class _Worker:
         self._known = len(counts.places)
 
     def look(self, now: list[int], counts: list[int]) -> None:
-        """Add what was counted since the look before the last one."""
+        """Add the counts since the reading before last."""
         before = self._looks[0] if self._looks else now
         self._looks.append(now)
         before += [0] * (len(now) - len(before))
@@ -268,8 +263,6 @@ class _Worker:
 
 
 class _Gauges:
-    """What the workers that live say about themselves."""
-
     def __init__(self) -> None:
         self.circuits: dict[str, int] = {}
         self.versions: set[str] = set()

@@ -1,7 +1,6 @@
-"""What other parts of the process count themselves, copied into the table every second and before it is shown.
+"""Counters of other parts of the process, copied into the table every second and before output.
 
-Their counters begin with 0 in a new process, while those of the table go on: a copy is added to what a predecessor had
-left there.
+They begin with 0 in a new process, while the table's continue: a copy is added to the predecessor's value.
 """
 
 from __future__ import annotations
@@ -30,32 +29,31 @@ _STATES = {Circuit.CLOSED: 0, Circuit.HALF_OPEN: 1, Circuit.OPEN: 2}
 
 
 class Reading(NamedTuple):
-    """A number to be shown."""
+    """A value of a metric."""
 
     metric: Metric
     labels: tuple[str, ...]
     value: int | tuple[int, ...]
-    """A counter counts from the start of the process. A histogram has its buckets, then the sum."""
+    """Counters count from the start of the process. A histogram has its buckets, then the sum."""
 
 
 Source: TypeAlias = Callable[[], Iterable[Reading]]
 
 
 class Copies:
-    """Copies what sources say into a table."""
+    """Copies the readings of sources into a table."""
 
     def __init__(self, table: CounterTable) -> None:
         self._table = table
-        self._before: dict[int, int] = {}  # what a predecessor had counted, by cell
-        self._gauges: set[int] = set()  # cells that were spoken of last time
+        self._before: dict[int, int] = {}  # a predecessor's counters, by cell
+        self._gauges: set[int] = set()  # cells of the last refresh
         self._sources: list[Source] = []
 
     def add(self, source: Source) -> None:
-        """Ask this one, too."""
         self._sources.append(source)
 
     def refresh(self) -> None:
-        """Ask all sources. What several of them say about the same is merged; a gauge that none speaks of is 0."""
+        """Copy all sources. Readings of the same series are merged; a gauge without a reading becomes 0."""
         found: dict[tuple[Metric, int], int] = {}
         for source in self._sources:
             for metric, labels, value in source():
@@ -82,7 +80,7 @@ class Copies:
 
 
 class Watched(Protocol):
-    """An engine, as far as it is watched."""
+    """The statistics of an engine."""
 
     def rules_statistics(self) -> LoadStatistics | None: ...
 
@@ -99,7 +97,7 @@ def of_number(metric: Metric, read: Callable[[], int]) -> Source:
 
 
 def of_process(worker: str) -> Source:
-    """Return what is to be shown of this process."""
+    """Return the source of this process's own metrics."""
     started = time.time_ns()
     build = Reading(metrics.BUILD, (version("headgate"), platform.python_version()), 1)
 
@@ -116,7 +114,7 @@ def of_process(worker: str) -> Source:
 
 
 def of_callers(asked: set[str]) -> Source:
-    """Return when callers last asked; `asked` are those who did since the last time, and is emptied."""
+    """Return the source of callers' last requests; it empties `asked`, the callers since the last reading."""
     last: dict[str, int] = {}
 
     def read() -> Iterable[Reading]:
@@ -128,7 +126,7 @@ def of_callers(asked: set[str]) -> Source:
 
 
 def of_live(lives: Mapping[str, Live[Any]]) -> Source:
-    """Return how loading went of all that may change, by what it is."""
+    """Return the source for reloadable configuration, by name."""
 
     def read() -> Iterable[Reading]:
         for what, live in lives.items():
@@ -142,16 +140,16 @@ def of_live(lives: Mapping[str, Live[Any]]) -> Source:
 
 
 def of_snapshot(source: SnapshotSource, rules: Live[Any], *, counting: bool) -> Source:
-    """Return how following a database goes, whose snapshot is the source of `rules`.
+    """Return the source for following a database, whose snapshots provide `rules`.
 
-    `counting` is for one worker, since all of them are told the same.
+    `counting` is for one worker, since all of them receive the same data.
     """
     before, revision = source.following().failures, source.revision
 
     def read() -> Iterable[Reading]:
         nonlocal revision
         following, last = source.following(), source.revision
-        if not rules.is_looking:  # asked after it: what was read before is in force by now
+        if not rules.is_looking:  # read after the revision: that one is in force
             revision = last
         yield Reading(metrics.RULES_REVISION, (), revision)
         yield Reading(metrics.RULES_CONTACT, (), following.contact * (NANO // 1_000_000))
@@ -163,7 +161,7 @@ def of_snapshot(source: SnapshotSource, rules: Live[Any], *, counting: bool) -> 
 
 
 def of_engine(engine: Watched) -> Source:
-    """Return what an engine knows of its rules and its store."""
+    """Return the source for an engine's rules and store."""
 
     def read() -> Iterable[Reading]:
         if isinstance(engine, AsyncEngine):
@@ -205,7 +203,7 @@ def _of_store(engine: Watched) -> Iterable[Reading]:
 
 
 class ProcessUsage(NamedTuple):
-    """What a process uses; what the system does not tell is 0."""
+    """Resources of a process; unknown ones are 0."""
 
     cpu_ns: int
     resident_bytes: int
@@ -213,19 +211,18 @@ class ProcessUsage(NamedTuple):
 
 
 def usage() -> ProcessUsage:
-    """Return what this process uses now."""
     return ProcessUsage(time.process_time_ns(), _resident(), _open_files())
 
 
 def _resident() -> int:
     try:
         return int((_SELF / "statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # there is no such file, or no more files can be opened
+    except OSError:  # not Linux, or out of file descriptors
         return 0
 
 
 def _open_files() -> int:
     try:
-        return len(os.listdir(_SELF / "fd")) - 1  # the one that lists them  # noqa: PTH208  twice as fast
+        return len(os.listdir(_SELF / "fd")) - 1  # without its own  # noqa: PTH208  twice as fast
     except OSError:
         return 0

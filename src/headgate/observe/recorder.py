@@ -1,7 +1,6 @@
-"""Counts and times what a node decides.
+"""Count and time the decisions of a node.
 
-This is on the way of every decision, so what most decisions need is done here in few steps, by admissions and refusals
-alike, and all else is left to others.
+It is on the path of every decision, so common cases take few steps here, for admissions and refusals alike.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ from headgate.policy.request import PRINCIPALS, Request, principal_name
 from headgate.policy.selection import Selection, Verdict
 
 MOST_SERIES = 40_000
-"""The most series of a table; rules that come later are counted together, as `OTHER`."""
+"""Series of a table; later rules are counted together as `OTHER`."""
 MOST_BY_VALUE = 1000
-"""The most names of rules that have values of requests in them; clients could make any number of them."""
+"""Names of rules that contain values of requests, of which clients could send any number."""
 MOST_TIMED = 100
-"""The most rules whose decisions are timed each on its own; others are timed together, as `OTHER`."""
+"""Rules timed separately; others are timed together as `OTHER`."""
 DOMAIN_EVERY = 60
-"""Seconds between two log lines about domains that no descriptor file has."""
+"""Seconds between log lines about domains without a descriptor file."""
 OTHER = "other"
 ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED = "allowed", "denied", "shadow_allowed", "shadow_denied"
 DEGRADED, NEAR_LIMIT = "degraded", "near_limit"
 Refusing: TypeAlias = str | tuple[tuple[str, ...], tuple[bool, ...]]
-"""Who refuses: the rule of a single limit; or the rules of several, and whether each limit would admit."""
+"""The refusing rule of a single limit; or the rules of several, and whether each limit would admit."""
 _LEAVE_EVERY = 30
-"""Seconds after which what principals asked for is left for the process that supervises."""
+"""Seconds between hand-overs of usage to the supervising process."""
 _UNASKED = Verdict.UNLIMITED, Verdict.ALLOWED, Verdict.DENIED
 _PASSING, _OVER_LIMIT = (MatchOutcome.UNLIMITED, MatchOutcome.REPLACED), Code.OVER_LIMIT
-"""To look members up in their class takes longer than all else that is done with them here."""
+"""Looking up members in their class would take longer than all their uses here."""
 _NORMAL = Pressure.NORMAL
 _NEAR = 5
-"""A descriptor's limit is near when less than one in so many is left, as in envoyproxy/ratelimit."""
+"""A descriptor's limit is near when less than 1/5 is left, as in envoyproxy/ratelimit."""
 _is_allowed = attrgetter("allowed")
 _ACCESS = logging.getLogger("headgate.access")
 _RESETS = logging.getLogger("headgate.resets")
@@ -59,16 +58,10 @@ _DOMAINS = logging.getLogger("headgate.rls")
 
 
 class Recorder:
-    """Takes note of every decision.
+    """Records every decision.
 
-    Args:
-        slots: where the workers of the node keep their counters; without it, this process is alone.
-        slot: which of them is this process's.
-        principals: what is shown of those who asked; default: digests.
-        denials_per_second: the most log lines in a second about refusals by one rule; 0: none.
-        access_log: whether every call is logged.
-        principal_use: whether it is counted how much single principals ask for, for somebody who takes that.
-        refusals: whether the last refusals are kept, for somebody who takes them.
+    Without `slots`, the counters of the node's workers, this process is alone. `denials_per_second` bounds the log
+    lines about refusals by one rule. With `principal_use` and `refusals`, the caller takes these records regularly.
     """
 
     def __init__(
@@ -112,7 +105,7 @@ class Recorder:
         self._until_left, self._until_taken = _LEAVE_EVERY, TAKEN_EVERY
 
     def watch(self, engine: Watched) -> None:
-        """Show also what an engine knows of its rules and its store."""
+        """Include an engine's rules and store in the metrics."""
         if engine not in self._watched:
             self._watched.append(engine)
             self._copies.add(of_engine(engine))
@@ -122,11 +115,11 @@ class Recorder:
                 self._last_refusals.engine = engine
 
     def add(self, source: Source) -> None:
-        """Show also what another part of the process counts."""
+        """Include the readings of another part of the process."""
         self._copies.add(source)
 
     def ruled(self, api: str, ruling: Ruling, request: Request, elapsed_ns: int) -> None:
-        """Note a decision by rules, asked for through an API."""
+        """Record a decision by rules."""
         cells, rule_id = self._cells, ruling.rule_id
         took = self._took.get(rule_id) or self._timed(rule_id)
         cells[took + (elapsed_ns // FINEST_NS).bit_length()] += 1
@@ -153,10 +146,10 @@ class Recorder:
         self._until_sample -= 1
         if not self._until_sample:
             self._until_sample = stride()
-            self._hot.asked(rule_id, value_of(request, rule_id, self._engine))
+            self._hot.add(rule_id, value_of(request, rule_id, self._engine))
 
     def answered(self, matching: Matching, answer: EnvoyAnswer, elapsed_ns: int, api: str = "rls") -> None:
-        """Note a decision by an Envoy descriptor tree."""
+        """Record a decision by an Envoy descriptor tree."""
         timed = ""
         for match, status in zip(matching.matches, answer.statuses, strict=True):
             rule = match.rule
@@ -174,11 +167,10 @@ class Recorder:
             timed = timed or name
             self._count_status(name, match, status, answer, api)
             if self._is_sampled():
-                self._hot.asked(name, value_of(match, name, None))
+                self._hot.add(name, value_of(match, name, None))
         self._time(timed, elapsed_ns)
 
     def _count_status(self, name: str, match: Match, status: Status, answer: EnvoyAnswer, api: str) -> None:
-        """Count what the limits of one descriptor say."""
         series, rule, limit = self._series, match.rule, status.current_limit
         domain, is_shadow = ("", False) if rule is None else (rule.domain, rule.shadow_mode or answer.shadowed)
         if not status.over:
@@ -197,7 +189,7 @@ class Recorder:
             series.count(name, DEGRADED, domain)
 
     def unknown_domain(self, domain: str) -> None:
-        """Note a request of Envoy that passed because no descriptor file has its domain; once a minute in the log."""
+        """Record a request of Envoy that passed since no descriptor file has its domain; logged once a minute."""
         self._cells[self._unknown_domains] += 1
         if not self._until_domain:
             self._until_domain = DOMAIN_EVERY
@@ -207,12 +199,9 @@ class Recorder:
             )
 
     def called(self, api: str, outcome: str, elapsed_ns: int) -> None:
-        """Note a call of an API, from the request to the answer.
+        """Record an API call, from the request to the response; `api` is one of our names, never a client's text.
 
-        Args:
-            api: which: check, batch, forward_auth, json, rls, grpc_check and so on. A name of ours, never a client's.
-            outcome: allowed, denied, error (the caller's or ours), cancelled (nobody waited any more); see also `shed`.
-            elapsed_ns: how long it took, in nanoseconds.
+        The outcome is allowed, denied, error (the caller's or ours) or cancelled (by the caller); see also `shed`.
         """
         known = self._calls.get(api)
         took, outcomes = self._known(api) if known is None else known
@@ -224,28 +213,26 @@ class Recorder:
             _ACCESS.info("called", extra=fields(api=api, outcome=outcome, microseconds=elapsed_ns // 1000))
 
     def shed(self, api: str = "other") -> None:
-        """Note a call that was refused before anything was done about it, to protect the node."""
+        """Record a call that was rejected early, to protect the node."""
         known = self._calls.get(api)
         _, outcomes = self._known(api) if known is None else known
         self._cells[outcomes["shed"]] += 1
 
     def looked(self, elapsed_ns: int) -> None:
-        """Note that somebody asked without taking anything."""
         self._time("", elapsed_ns)
         self._cells[self._peeks] += 1
 
     def refunded(self) -> None:
-        """Note that a cost was given back."""
         self._cells[self._refunds] += 1
 
     def was_reset(self, request: Request, reset: Reset, api: str = "") -> None:
-        """Note that limits were reset; who lifts limits leaves a trace in the log."""
+        """Record and log a reset of limits."""
         self._cells[self._resets] += 1
         who = ", ".join(f"{name} {self._principals.shown(value)}" for name, value in request.principal.items())
         _RESETS.info("reset", extra=fields(rules=", ".join(reset.rules), principal=who or None, api=api or None))
 
     def publish(self) -> None:
-        """Let a second pass: show the others what is not counted call by call. To be called every second."""
+        """Publish what is not counted call by call. Call it every second."""
         self._copies.refresh()
         self._cells[self._unlogged] += self._denials.second()
         self._hot.second()
@@ -263,34 +250,34 @@ class Recorder:
             self._leave_refusals()
 
     def taken_use(self, *, everything: bool = False) -> list[WindowUse]:
-        """Return what principals asked for since the last time, if this process is alone; see `PrincipalUse.take`."""
+        """Return the usage since the last call, if this process is alone; see `PrincipalUse.take`."""
         return self._use.take(everything=everything) if self._use is not None else []
 
     def taken_refusals(self) -> list[Refusal]:
-        """Return the last refusals since the last time, if this process is alone."""
+        """Return the refusals since the last call, if this process is alone."""
         return self._last_refusals.take() if self._last_refusals is not None else []
 
     def metrics(self, accept: bytes | None = None) -> tuple[bytes, bytes]:
-        """Return the content type and the body of ``/metrics``, for all workers together.
+        """Return the content type and the body of ``/metrics``, for all workers.
 
-        It may run in a thread, after `refresh` in the one that decides.
+        It may run in a thread, after `refresh` in the deciding one.
         """
         return self._node.metrics(accept)
 
     def refresh(self) -> None:
-        """Show now what is shown every second."""
+        """Update the copied metrics now."""
         self._copies.refresh()
 
     def hot_keys(self) -> bytes:
-        """Return the JSON of ``/hotkeys``, for all workers together: as of the last second."""
+        """Return the JSON of ``/hotkeys``, for all workers, as of the last second."""
         return self._node.hot_keys(self._hot.top())
 
     def slices(self) -> list[Slice]:
-        """Return what each worker of the node has counted; a thread may ask."""
+        """Return the counters of each worker of the node; thread-safe."""
         return self._node.slices()
 
     def close(self) -> None:
-        """Let go of the shared files; what was counted stays in them."""
+        """Release the shared files; the counts stay in them."""
         self._copies.refresh()
         if self._use is not None and self._node.has_siblings:
             self._node.leave(self._use.take(everything=True))
@@ -307,7 +294,7 @@ class Recorder:
         cells[took + BUCKETS] += elapsed_ns
 
     def _timed(self, rule: str) -> int:
-        """Return the first cell of the histogram of a rule that was not timed yet; of too many, that of all others."""
+        """Return the first cell of a rule's histogram, or of the shared one."""
         timed = rule if len(self._took) < MOST_TIMED else OTHER
         took = self._table.cell_of(metrics.DECISION_DURATION, timed)
         if timed == rule:
@@ -328,7 +315,7 @@ class Recorder:
         return known
 
     def _count_unusual(self, ruling: Ruling, request: Request, api: str) -> None:
-        """Count what no limit decided, or what was decided without the store."""
+        """Count decisions without a limit or without the store."""
         decision, series = ruling.decision, self._series
         if decision is None:
             self._unlimited(ruling.verdict)
@@ -345,7 +332,7 @@ class Recorder:
 
     def _count_refusal(self, ruling: Ruling, decision: Decision, request: Request, api: str) -> None:
         cells, rules = self._cells, ruling.rules
-        # Of one limit, a text says it all, and it is found faster than a tuple.
+        # For one limit, its rule is the whole key, and is found faster than a tuple.
         key = (rules, tuple(map(_is_allowed, decision.parts))) if decision.made_of else ruling.rule_id
         for cell in self._known_cells.get(key) or self._series.refusing(key):
             cells[cell] += 1
@@ -363,7 +350,7 @@ class Recorder:
     def _refused(
         self, rule: str, who: Request | Match, api: str, numbers: tuple[int, int, int] | None, reason: str
     ) -> None:
-        """Note a refusal; `numbers` are the limit, what is left of it, and microseconds until it would admit."""
+        """Record a refusal; `numbers` are the limit, its remainder, and microseconds until it would admit."""
         if self._last_refusals is not None:
             self._last_refusals.note(rule, who, api, numbers, reason)
         self._until_denial -= 1
@@ -379,7 +366,6 @@ class Recorder:
             self._denials.log(rule, value, api=api, retry_after_us=retry_after_us, reason=reason)
 
     def _would_refuse(self, rules: Iterable[str], who: Request | Match) -> None:
-        """Note what shadow rules would have refused."""
         for rule in rules:
             self._until_shadow -= 1
             if not self._until_shadow:
@@ -388,23 +374,17 @@ class Recorder:
 
 
 def _count_use(use: PrincipalUse, selection: Selection, cost: int) -> None:
-    """Count what principals ask of the limits of a selection, of shadows as well."""
-    use.asked(selection.enforced.plan, cost)
+    use.record(selection.enforced.plan, cost)
     for limits in selection.shadow:
-        use.asked(limits.plan, cost)
+        use.record(limits.plan, cost)
 
 
 _METRIC_OF = {DEGRADED: metrics.RULE_DEGRADED, NEAR_LIMIT: metrics.RULE_NEAR_LIMIT}
-"""Of outcomes that have a metric of their own."""
+"""Metrics of outcomes that have their own."""
 
 
 class RuleSeries:
-    """Counts what rules say.
-
-    Args:
-        table: where.
-        most: see `MOST_SERIES`.
-    """
+    """Counts the decisions of rules in a table."""
 
     __slots__ = ("_cells_of", "_most", "_table", "known")
 
@@ -413,24 +393,21 @@ class RuleSeries:
         outcomes = ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, DEGRADED, NEAR_LIMIT
         self._cells_of: dict[str, dict[str, int]] = {outcome: {} for outcome in outcomes}
         self.known: BoundedCache[tuple[str, ...] | Refusing, tuple[int, ...]] = BoundedCache(most)
-        """What `admitting` and `refusing` have returned."""
+        """The cells returned by `admitting` and `refusing`."""
 
     def admitting(self, rules: tuple[str, ...]) -> tuple[int, ...]:
-        """Return the cells that count an admission by the rules of some limits; they are remembered."""
+        """Return the cells of an admission by the rules of some limits."""
         return self.known.keep(rules, tuple([self._found(rule, ALLOWED) for rule in dict.fromkeys(rules)]))
 
     def refusing(self, limits: Refusing) -> tuple[int, ...]:
-        """Return the cells that count a refusal; they are remembered."""
+        """Return the cells of a refusal."""
         rules = (
             [limits] if isinstance(limits, str) else [rule for rule, passes in zip(*limits, strict=True) if not passes]
         )
         return self.known.keep(limits, tuple([self._found(rule, DENIED) for rule in dict.fromkeys(rules)]))
 
     def tried(self, rules: Sequence[str], decisions: Iterable[Decision]) -> list[str]:
-        """Count what shadow rules say, by their limits side by side, and return those that would refuse.
-
-        A rule would refuse if one of its limits does.
-        """
+        """Count shadow rules by their limits side by side; return those that would refuse, by any of their limits."""
         refusing: list[str] = []
         rule, is_allowed = rules[0], True
         for place, decision in enumerate(decisions):
@@ -447,12 +424,12 @@ class RuleSeries:
             refusing.append(rule)
 
     def near(self, rules: Sequence[str], decisions: Sequence[Decision]) -> None:
-        """Count each rule once of whose limits one is above its warning threshold, by limits side by side."""
+        """Count each rule once that has a limit above its warning threshold, by limits side by side."""
         for rule in {rules[place] for place, decision in enumerate(decisions) if decision.state is not _NORMAL}:
             self.count(rule, NEAR_LIMIT)
 
     def count(self, rule: str, outcome: str, domain: str = "") -> None:
-        """Count one more decision of a rule; of a descriptor file, with its domain."""
+        """Count a decision of a rule; of a descriptor file, with its domain."""
         cell = self._cells_of[outcome].get(rule)
         self._table.cells[self._found(rule, outcome, domain) if cell is None else cell] += 1
 
@@ -466,10 +443,10 @@ class RuleSeries:
 
 
 class DescriptorNames:
-    """Names rules as envoyproxy/ratelimit does: the domain and the descriptors, with dots between them.
+    """Names rules as envoyproxy/ratelimit does: the domain and the descriptors, joined by dots.
 
-    Rules that ask for it (`detailed_metric`, `value_to_metric`) have values of the request in their names, and so have
-    limits that come with the request. When there are too many of those, the names go without the values.
+    Rules with `detailed_metric` or `value_to_metric`, and limits that come with the request, have values of the request
+    in their names. When there are too many, names omit the values.
     """
 
     __slots__ = ("_by_rule", "_by_value")
@@ -479,7 +456,6 @@ class DescriptorNames:
         self._by_value: set[str] = set()
 
     def of(self, rule: DescriptorRule, match: Match) -> str:
-        """Return the name."""
         name = self._by_rule.get(rule.id)
         if name is not None:
             return name

@@ -1,12 +1,11 @@
-"""The last refusals of each caller: who, by which rule, when and how often, for operators who ask.
+"""The last refusals of each caller: principal, rule, time and count, for operators.
 
-Refusing is the path that attackers choose. So a refusal costs a look into a table and an addition once its caller has
-been refused `EACH` times by its rule: those are kept singly, the last of them with the number of all that followed. The
-table is bounded, and is emptied whenever what it has is taken, every `TAKEN_EVERY` seconds: a caller who is refused all
-the time has at most `EACH` places, and no place for longer than that.
+Attackers choose refusals. So once a rule has refused a caller `EACH` times, another refusal costs a lookup and an
+addition: the last of those kept has the count of the following ones. The table is bounded and emptied every
+`TAKEN_EVERY` seconds.
 
-Callers are kept as logs show them, by default as digests. With digests goes the pattern of the rule's endpoint in place
-of the path, since paths name people, too.
+Callers are kept as logs show them, by default as digests. With digests, the endpoint is the rule's pattern instead of
+the path, since paths identify people too.
 """
 
 from __future__ import annotations
@@ -27,51 +26,44 @@ from headgate.policy.facts import facts_of
 from headgate.policy.request import APIKEY, IP, USER, Request, principal_name
 
 MOST_CALLERS = 500
-"""Callers, each by a rule, that are kept until the next time; others are only in the metrics."""
+"""Callers, by rule, kept until the next hand-over; others are only in the metrics."""
 EACH = 3
-"""Refusals of a caller by a rule that are kept singly until the next time."""
+"""Refusals of a caller by a rule kept individually until the next hand-over."""
 TAKEN_EVERY = 5
 """Seconds."""
 LONGEST, LONGEST_PRINCIPAL = 200, 512
-"""Characters of a path or the name of a rule, and of a principal."""
+"""Longest path or name of a rule, and longest principal, in characters."""
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):
-    """A refusal, and how many like it followed it."""
+    """A refusal, and the number of similar ones that followed."""
 
     at: int
-    """When it was, in microseconds since the epoch."""
+    """Microseconds since the epoch."""
     rule_id: str
-    """Empty: no rule, but a deny list, or nobody who could decide."""
+    """Empty: a deny list refused, or nothing could decide."""
     principal: str
-    """Whom the rule counts, as logs show it."""
+    """The principal that the rule counts, as logs show it."""
     user: str
     apikey: str
     ip: str
-    """The principals of the request, as logs show them; an IPv6 address is its /64 network. Empty: it has none."""
+    """The request's principals as logs show them; an IPv6 address is its /64 network. Empty: it has none."""
     endpoint: str
-    """The path, or the pattern of the rule; see this module. Empty for limits of Envoy's files."""
+    """The path, or the pattern of the rule. Empty for limits of Envoy's files."""
     method: str
     api: str
     used: int | None
-    """Of the limit; None where no limit refused."""
+    """Usage of the limit; None if no limit refused."""
     limit: int | None
     retry_after_us: int | None
     reason: str
-    """Empty: the limit. Else that it was the deny list, or why the store did not decide."""
+    """Empty: the limit. Else the deny list, or why the store did not decide."""
     count: int = 1
-    """How many it stands for: itself, and those of the caller by the rule within `TAKEN_EVERY` seconds after it."""
+    """Refusals of the caller by the rule that it stands for, within `TAKEN_EVERY` seconds."""
 
 
 class Refusals:
-    """Keeps the refusals of one process until they are taken.
-
-    Args:
-        principals: what is shown of callers.
-
-    Attributes:
-        engine: what has the rules, if there is one.
-    """
+    """Keeps the refusals of a process until they are taken; `engine` provides the rules, if there is one."""
 
     def __init__(self, principals: Principals) -> None:
         self.engine: AsyncEngine | None = None
@@ -81,14 +73,10 @@ class Refusals:
     def note(
         self, rule_id: str, who: Request | Match, api: str, numbers: tuple[int, int, int] | None, reason: str
     ) -> None:
-        """Note a refusal.
+        """Record a refusal.
 
-        Args:
-            rule_id: the rule that refused, or its name if it is one of Envoy's files.
-            who: the request, or what a descriptor matched.
-            api: which it came by.
-            numbers: the limit, what is left of it, and microseconds until it would admit; None: it was no limit.
-            reason: see `Refusal.reason`.
+        `numbers` are the limit, its remainder, and microseconds until it would admit; None: it was no limit. `reason`
+        is described in `Refusal`.
         """
         pairs = who.principal.items() if isinstance(who, Request) else who.entries
         key = (rule_id, *pairs)
@@ -121,7 +109,7 @@ class Refusals:
         kept.refusals.append(refusal)
 
     def take(self) -> list[Refusal]:
-        """Return what was kept since the last time."""
+        """Return the refusals since the last call."""
         kept, self._kept = self._kept, {}
         found: list[Refusal] = []
         for each in kept.values():
@@ -140,8 +128,6 @@ class Refusals:
 
 
 class _Kept:
-    """The refusals of one caller by one rule."""
-
     __slots__ = ("others", "refusals")
 
     def __init__(self) -> None:
@@ -150,18 +136,18 @@ class _Kept:
 
 
 def shown_as(name: str, value: str) -> set[str]:
-    """Return what a principal may be shown as: plain, as a digest, or, if it is a digest, that."""
+    """Return the texts that a principal may be shown as: plain, or as a digest."""
     counted = counted_value(name, value)
     return {value, _text(counted, LONGEST_PRINCIPAL), Principals().shown(counted)}
 
 
 def _text(value: str, longest: int = LONGEST) -> str:
-    """Return a text as a database takes it: not every character can be stored, and clients choose them."""
+    """Return text that a database can store, since clients choose it."""
     return printable(value)[:longest]
 
 
 def counted_value(name: str, value: str) -> str:
-    """Return the value of a principal as it is counted and kept."""
+    """Return the value of a principal as it is counted."""
     if name == IP:
         try:
             return counted_by(value)
@@ -171,9 +157,9 @@ def counted_value(name: str, value: str) -> str:
 
 
 def value_of(who: Request | Match, rule_id: str, engine: AsyncEngine | Engine | None) -> str:
-    """Return what the rule counts a request by; where that is not known any more, what the request has.
+    """Return the value that the rule counts a request by, or all principals if the rule is gone.
 
-    Of a descriptor, that is all its entries.
+    For a descriptor, that is all its entries.
     """
     if not isinstance(who, Request):
         return bounded_text(",".join([f"{key}={value}" if value else key for key, value in who.entries]))
@@ -186,7 +172,7 @@ def value_of(who: Request | Match, rule_id: str, engine: AsyncEngine | Engine | 
                 return bounded_text(value)
             try:
                 facts = facts_of(who, ignore_case=policy.ruleset.ignore_case)
-            except UsageError:  # it was decided all the same, by rules that have changed since
+            except UsageError:  # the rules have changed since the decision
                 facts = {}
             found = rule.value(facts)
             if found is not None:
@@ -195,7 +181,7 @@ def value_of(who: Request | Match, rule_id: str, engine: AsyncEngine | Engine | 
 
 
 def bounded_text(value: str) -> str:
-    """Return a text that is short enough to be kept; a long one as its beginning and its digest."""
+    """Return a short text; a long one as its beginning and its digest."""
     if len(value) <= LITERAL:
         return value
     digest = blake2b(value.encode(errors="surrogatepass"), digest_size=8).hexdigest()

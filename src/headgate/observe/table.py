@@ -1,18 +1,16 @@
-"""A table of counters in memory that other processes may read while one writes.
+"""A table of counters in memory with one writer, which other processes may read.
 
-The memory is a mapping of a file, so that what was counted outlives the process that counted it, however that ends; a
-successor goes on where it stopped. Nothing is locked. There is one writer; adding to a cell is one aligned store of 8
-bytes, which no reader sees half done.
+The memory maps a file, so the counts survive a crash of the process, and a successor continues them. There are no
+locks: adding to a cell is one aligned store of 8 bytes, which readers never see half done.
 
 The layout, in cells of 8 bytes::
-
-    head      what this is, how many series there are; and room for what finds no other
+head      magic number, number of series; a scratch cell for a full table
+    values    each series has one or several adjacent cells
     values    each series has one cell or several, side by side
     names     a record for each series, in the same order
 
-A record is two lengths of 2 bytes (the name in bytes, the cells) and the name, which is that of the metric, a zero
-byte, and the labels. A new series is written behind all others, and then announced by the head: a reader, or a
-successor, never looks beyond what was announced.
+A record is two lengths of 2 bytes (the name in bytes, the cells) and the name: the metric, a zero byte, and the labels.
+A new series is appended, and then announced in the head: readers and successors never look beyond it.
 """
 
 from __future__ import annotations
@@ -33,25 +31,21 @@ CELLS = 1 << 16
 NAMES = 8 << 20
 _NAMES_AT = (_HEAD + CELLS) * 8
 SIZE = _NAMES_AT + NAMES
-"""Bytes. Pages that are never touched cost nothing."""
+"""Bytes. Untouched pages cost nothing."""
 LONGEST_VALUE = 200
-"""Characters of the value of a label."""
+"""Longest value of a label, in characters."""
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 _LABEL = re.compile(r'[a-z_]+="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
 
 
 class Series(NamedTuple):
-    """A series as a reader sees it."""
-
     metric: Metric
     labels: str
     values: tuple[int, ...]
 
 
 class Place(NamedTuple):
-    """Where the cells of a series are."""
-
     metric: Metric
     labels: str
     begin: int
@@ -59,13 +53,9 @@ class Place(NamedTuple):
 
 
 class CounterTable:
-    """The writer's end.
+    """The writer of a table in `SIZE` writable bytes, which keeps a predecessor's counts of the same version.
 
-    Args:
-        memory: `SIZE` bytes, writable. What a predecessor left there is kept, unless another version wrote it.
-
-    Raises:
-        UsageError: what is there was not written by a table.
+    Raises UsageError if the memory has other content.
     """
 
     __slots__ = ("_bytes", "_end", "_found", "_used", "cells")
@@ -79,7 +69,7 @@ class CounterTable:
             for cell in range(_HEAD):
                 self.cells[cell] = 0
             self.cells[0] = _MAGIC
-        self._end, self._used = _NAMES_AT, _HEAD  # where the next record goes, and the next cell
+        self._end, self._used = _NAMES_AT, _HEAD  # of the next record, and the next cell
         for _ in range(self.cells[_SERIES]):
             record = _record(memory, self._end, self._used)
             if record is None:
@@ -92,16 +82,15 @@ class CounterTable:
         return len(self._found)
 
     def cell_of(self, metric: Metric, *values: str) -> int:
-        """Return the first cell of a series, by the values of its labels. A new series begins with 0.
+        """Return the first cell of a series by label values. A new series begins with 0.
 
-        When the table is full, that is a cell that nobody reads.
+        In a full table, it is a cell that is not read.
         """
         labels = labels_of(metric.labels, values)
         cell = self._found.get((metric.name, labels))
         return self._added(metric, labels) if cell is None else cell
 
     def has(self, metric: Metric, *values: str) -> bool:
-        """Say whether there is such a series."""
         return (metric.name, labels_of(metric.labels, values)) in self._found
 
     def _added(self, metric: Metric, labels: str) -> int:
@@ -110,35 +99,34 @@ class CounterTable:
         end = self._end + 4 + len(name)
         if first + count > _HEAD + CELLS or end > SIZE:
             return _SCRATCH
-        for cell in range(first, first + count):  # a predecessor may have ended before it announced its series
+        for cell in range(first, first + count):  # a predecessor may have crashed before announcing them
             cells[cell] = 0
         self._bytes[self._end : end] = len(name).to_bytes(2, "little") + count.to_bytes(2, "little") + name
-        cells[_SERIES] += 1  # last: now it can be seen
+        cells[_SERIES] += 1  # announce it last
         self._end, self._used = end, first + count
         self._found[metric.name, labels] = first
         return first
 
     def clear_gauges(self) -> None:
-        """Forget what was true of a predecessor only."""
+        """Set the gauges of a predecessor to 0."""
         for name, labels in self._found:
             metric = METRICS.get(name)
             if metric is not None and metric.kind is MetricKind.GAUGE:
                 self.cells[self._found[name, labels]] = 0
 
     def close(self) -> None:
-        """Let go of the memory."""
         self.cells.release()
         self._bytes.release()
 
 
 class Counts(Iterable[Series]):
-    """All series of a table at one moment, in the order in which they came to be: later ones come behind these."""
+    """All series of a table at one moment, in the order of creation."""
 
     __slots__ = ("cells", "places")
 
     def __init__(self, places: list[Place], cells: list[int]) -> None:
         self.places = places
-        """Where in the cells each series is."""
+        """The cells of each series."""
         self.cells = cells
 
     def __len__(self) -> int:
@@ -159,11 +147,7 @@ class Counts(Iterable[Series]):
 
 
 class TableReader:
-    """A reader's end. What was once found is not looked for again, so reading often costs little.
-
-    Args:
-        memory: that of a table, perhaps of another process.
-    """
+    """A reader of a table. It finds each series only once, so repeated reading is cheap."""
 
     def __init__(self, memory: memoryview) -> None:
         self._bytes = memory
@@ -172,7 +156,7 @@ class TableReader:
         self._seen, self._position, self._cell = 0, _NAMES_AT, _HEAD
 
     def read(self) -> Counts:
-        """Return all series that the writer has announced, but none of metrics that are not known here."""
+        """Return all announced series of known metrics."""
         while self._seen < _announced(self._cells):
             record = _record(self._bytes, self._position, self._cell)
             if record is None:
@@ -184,7 +168,6 @@ class TableReader:
         return Counts(self._found.copy(), self._cells[: self._cell].tolist())
 
     def close(self) -> None:
-        """Let go of the memory."""
         self._cells.release()
         self._bytes.release()
 
@@ -201,7 +184,7 @@ def _announced(cells: memoryview) -> int:
 
 
 def _record(memory: memoryview, position: int, cell: int) -> _Record | None:
-    """Return the record at a position; None if what was announced is not there yet: the next reader finds it."""
+    """Return the record at a position; None if it is not visible yet."""
     length = int.from_bytes(memory[position : position + 2], "little")
     cells = int.from_bytes(memory[position + 2 : position + 4], "little")
     end = position + 4 + length
@@ -214,16 +197,15 @@ def _record(memory: memoryview, position: int, cell: int) -> _Record | None:
 def labels_of(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     """Return labels as text, such as ``rule="orders",outcome="denied"``. Long values are cut.
 
-    The last labels may have no values and are then left out, which Prometheus treats like empty ones.
-
-    What is not text in UTF-8, or a control character, is replaced: no value can end a line or another label.
+    Trailing labels without values are omitted, which Prometheus treats as empty. Invalid UTF-8 and control characters
+    are replaced, so no value can end a line or another label.
     """
     return ",".join([f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=False)])
 
 
 @lru_cache(maxsize=50_000)
 def values_of(labels: str) -> tuple[str, ...]:
-    """Return the values of labels that `labels_of` wrote, in their order."""
+    """Return the values of labels written by `labels_of`, in order."""
     return tuple(
         _ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], value) for value in _LABEL.findall(labels)
     )

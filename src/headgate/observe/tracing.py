@@ -1,10 +1,9 @@
-"""A span for every call, for those who trace: OpenTelemetry, as an extra (``otel``).
+"""OpenTelemetry spans for calls, as an extra (``otel``).
 
-A call that comes with a ``traceparent`` becomes a part of that trace. Where spans go, and which of them, is set as
-everywhere by OpenTelemetry's own variables: ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``,
-``OTEL_SERVICE_NAME`` and so on. Without tracing nothing of this is on the way of a call.
+A call with a ``traceparent`` joins that trace. OpenTelemetry's own variables configure exporting and sampling:
+``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, ``OTEL_SERVICE_NAME`` and so on.
 
-A span is never made the current one: calls are run without a task (see `headgate.server.wire.eager`), and so without a
+A span never becomes the current one: calls run without a task (see `headgate.server.wire.eager`), and so without a
 context of their own.
 """
 
@@ -21,19 +20,15 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, StatusCode, Tracer
 
 Pairs: TypeAlias = Iterable[tuple[bytes, bytes]]
-"""Headers, or metadata; names in lower case."""
+"""Headers or metadata with lower-case names."""
 _CARRIED = frozenset({b"traceparent", b"tracestate"})
 _LONGEST = 512
 
 
 class Tracing:
-    """Makes spans.
+    """Creates spans, by default with a provider that exports by OTLP over HTTP, configured by the environment.
 
-    Args:
-        provider: what makes and keeps spans. None: one that sends them by OTLP over HTTP, as the environment says.
-
-    Raises:
-        UsageError: OpenTelemetry is not installed.
+    Raises UsageError if OpenTelemetry is not installed.
     """
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
@@ -49,18 +44,18 @@ class Tracing:
         self._kind, self._status = trace.SpanKind.SERVER, trace.StatusCode.ERROR
 
     def call(self, name: str, headers: Pairs, attributes: Mapping[str, str]) -> Traced:
-        """Begin the span of a call, as a part of the trace that it came from, if it came from one."""
+        """Start the span of a call, in the trace of its headers if there is one."""
         carrier = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers if key in _CARRIED}
         parent = self._extract({key: value for key, value in carrier.items() if len(value) <= _LONGEST})
         return Traced(self._tracer.start_span(name, parent, self._kind, attributes), self._status)
 
     def close(self) -> None:
-        """Send what is left. It may block for some seconds."""
+        """Export remaining spans. It may block for some seconds."""
         self._provider.shutdown()
 
 
 class Traced:
-    """A call while it is answered; a context manager that ends with it."""
+    """The span of a call; a context manager that ends it."""
 
     __slots__ = ("_failed", "_span")
 
@@ -68,15 +63,13 @@ class Traced:
         self._span, self._failed = span, failed
 
     def note(self, name: str, value: str | int) -> None:
-        """Add to the span."""
         self._span.set_attribute(name, value)
 
     def rename(self, name: str) -> None:
-        """Give the span a name that says more."""
         self._span.update_name(name)
 
     def failed(self, reason: str) -> None:
-        """Mark the span as failed, by our own fault."""
+        """Mark the span as failed by a server error."""
         self._span.set_status(self._failed, reason)
 
     def __enter__(self) -> Self:

@@ -1,10 +1,9 @@
-"""What all workers of a node have counted, and how it is shown: any of them can show it for all.
+"""The counters of all workers of a node, which any of them can export.
 
-The counters are in a directory with a file for each worker's slot. A worker has its slot's file for itself, by a lock
-that ends with the process, however that ends; so the lock also says who lives. A worker that is started in place of
-another gets the same slot, and goes on counting.
+A directory has a file for each worker's slot. A worker locks its file until the process ends, so the lock also says
+which workers are alive. A replacement worker gets the same slot and continues its counters.
 
-Metrics are shown as text: the format of Prometheus (0.0.4), and OpenMetrics (1.0.0) for those who ask for it.
+Output is the text format of Prometheus (0.0.4), or OpenMetrics (1.0.0) on request.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from headgate.observe.table import SIZE, CounterTable, Counts, Series, TableRead
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 Merged: TypeAlias = Mapping[str, Mapping[str, tuple[int, ...]]]
-"""The values of each series, by metric and labels."""
+"""Values of each series, by metric and labels."""
 _LOG = logging.getLogger("headgate.observe")
 _ENDING = ".metrics"
 MOST_FILES = 100
-"""Files of one worker that wait to be read: when nobody reads them, no more are written."""
+"""Unread files of one worker; then no more are written."""
 T = TypeVar("T", bound=msgspec.Struct)
 _TRIES = 50
 _PAUSE = 0.01
@@ -48,32 +47,27 @@ _encode = msgspec.json.Encoder().encode
 
 
 class HotReport(msgspec.Struct, frozen=True):
-    """What ``/hotkeys`` shows."""
+    """The response of ``/hotkeys``."""
 
     workers: int
-    """How many worker processes it is about."""
+    """Number of worker processes included."""
     half_life_seconds: int
-    """How fast the rates forget."""
+    """Half-life of the rates."""
     hot: tuple[HotKey, ...]
     denied: tuple[HotKey, ...]
     would_refuse: tuple[HotKey, ...]
 
 
 class NodeCounters:
-    """The counters of this process, and those of its siblings.
-
-    Args:
-        slots: where they are; without it, this process is alone and its counters end with it.
-        slot: which of them is this process's.
-    """
+    """The counters of this process and its siblings; without slots, it is alone and its counters end with it."""
 
     def __init__(self, slots: Slots | None, slot: int) -> None:
         self._slots = slots
-        self._reading = threading.Lock()  # the text is made in a thread, and two may ask for it at once
+        self._reading = threading.Lock()  # output is rendered in threads
         self._own = slots.open(slot) if slots else None
         if self._own:
             self.table = self._own.table
-            """Where this process counts."""
+            """The counters of this process."""
         else:
             self._alone = mmap.mmap(-1, SIZE)
             self.table = CounterTable(memoryview(self._alone))
@@ -89,40 +83,39 @@ class NodeCounters:
         return OPENMETRICS if openmetrics else PROMETHEUS, rendered(values, openmetrics=openmetrics)
 
     def slices(self) -> list[Slice]:
-        """Return what each worker has counted; a thread may ask."""
+        """Return the counters of each worker; thread-safe."""
         with self._reading:
             return self._slots.read() if self._slots else [Slice(0, True, self._reader.read())]
 
     def show(self, hot: HotList) -> None:
-        """Show siblings what is hot here."""
+        """Publish the hot keys of this process to its siblings."""
         if self._own and self._slots and hot != self._shown:
             self._shown = hot
             try:
                 replace_file(_hot_file(self._slots, self._own.number), _encode(hot), durable=False)
-            except OSError as error:  # a full disk must not end what else is done every second
-                _LOG.warning("hot keys of this worker cannot be shown to the others: %s", error)
+            except OSError as error:  # a full disk must not stop other work
+                _LOG.warning("cannot share the hot keys of this worker: %s", error)
 
     def hot_keys(self, own: HotList) -> bytes:
-        """Return what is hot, in JSON: here now, elsewhere as it was shown last."""
+        """Return hot keys as JSON: the current ones of this process, the last published ones of others."""
         return _reported([own, *self._others()])
 
     @property
     def has_siblings(self) -> bool:
-        """Whether this process is a worker, or the only one of its node."""
+        """Whether this process is one of several, or supervised."""
         return self._own is not None
 
     def leave(self, uses: list[WindowUse]) -> None:
-        """Leave what principals asked for, for the process that supervises the workers."""
+        """Hand over usage to the supervising process."""
         if self._own and self._slots:
             USES.leave(self._slots.directory, self._own.number, uses)
 
     def leave_refusals(self, refusals: list[Refusal]) -> None:
-        """Leave the last refusals, for the process that supervises the workers."""
+        """Hand over refusals to the supervising process."""
         if self._own and self._slots:
             REFUSALS.leave(self._slots.directory, self._own.number, refusals)
 
     def close(self) -> None:
-        """Let go of the memory."""
         with self._reading:
             if self._own and self._slots:
                 _hot_file(self._slots, self._own.number).unlink(missing_ok=True)
@@ -155,47 +148,42 @@ def _reported(lists: list[HotList]) -> bytes:
 def _hot_list(slots: Slots, slot: int) -> HotList:
     try:
         return _decode(_hot_file(slots, slot).read_bytes())
-    except FileNotFoundError:  # it has nothing to show yet
+    except FileNotFoundError:  # nothing published yet
         return HotList()
 
 
 class Spool(Generic[T]):
-    """Files in which workers leave something for the process that supervises them.
-
-    Args:
-        ending: of their names.
-        kind: what is in them.
-    """
+    """Files with which workers hand over records to the supervising process."""
 
     def __init__(self, ending: str, kind: type[T]) -> None:
         self._ending, self._encode = ending, msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(list[kind]).decode  # type: ignore[valid-type]
 
     def leave(self, folder: Path, slot: int, items: Sequence[T]) -> None:
-        """Leave what a worker has for whoever reads it; nothing is left where too much waits already."""
+        """Write a worker's records, unless too many files are unread."""
         if not items or len(list(folder.glob(f"{slot}-*{self._ending}"))) >= MOST_FILES:
             return
         try:
             replace_file(folder / f"{slot}-{time.time_ns()}{self._ending}", self._encode(items), durable=False)
-        except OSError as error:  # a full disk must not end what else is done every second
-            _LOG.warning("what a worker counted cannot be handed on: %s", error)
+        except OSError as error:  # a full disk must not stop other work
+            _LOG.warning("cannot hand over a worker's records: %s", error)
 
     def left_in(self, folder: Path) -> Iterator[T]:
-        """Return what workers have left, and remove it. Raises OSError."""
+        """Read and remove all records. Raises OSError."""
         for path in sorted(folder.glob(f"*{self._ending}")):
             content = path.read_bytes()
             path.unlink()
             try:
                 yield from self._decode(content)
             except msgspec.MsgspecError as error:
-                _LOG.warning("%s cannot be read: %s", path, error)
+                _LOG.warning("cannot read %s: %s", path, error)
 
 
 USES, REFUSALS = Spool(".use", WindowUse), Spool(".refusals", Refusal)
 
 
 class Slice(NamedTuple):
-    """What one worker has counted."""
+    """The counters of one worker."""
 
     slot: int
     alive: bool
@@ -203,11 +191,7 @@ class Slice(NamedTuple):
 
 
 class Slots:
-    """A directory of files for the workers' counters.
-
-    Args:
-        directory: writable by this user alone. Whoever made it removes it when no worker is left.
-    """
+    """A directory of files for the workers' counters, writable by this user only."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
@@ -215,46 +199,45 @@ class Slots:
         self._reading = threading.Lock()  # several threads of the admin plane read
 
     def open(self, slot: int) -> Slot:
-        """Return the counters of a slot, for the one worker that has it. Raises UsageError if another one lives.
+        """Return the counters of a slot for its worker. Raises UsageError if another one is alive.
 
-        The directory is made again if it is gone: what cleans up temporary files may take it for an old one.
+        A missing directory is created again: cleaners of temporary files may have removed it.
         """
         self.directory.mkdir(mode=0o700, exist_ok=True)
         return Slot(self.directory / f"{slot}{_ENDING}", slot)
 
     def read(self) -> list[Slice]:
-        """Return what all workers have counted, also those that ended."""
+        """Return the counters of all workers, including those that ended."""
         with self._reading:
             self._look()
             return [Slice(slot, each.is_locked(), each.reader.read()) for slot, each in sorted(self._read.items())]
 
     def alive(self) -> list[int]:
-        """Return the slots of the workers that live."""
+        """Return the slots of live workers."""
         with self._reading:
             self._look()
             return [slot for slot, each in sorted(self._read.items()) if each.is_locked()]
 
-    def taken_use(self, *, everything: bool = False) -> list[WindowUse]:  # noqa: ARG002  there is nothing else
-        """Return what workers have left of what principals asked for, and remove it. Raises OSError."""
+    def taken_use(self, *, everything: bool = False) -> list[WindowUse]:  # noqa: ARG002  workers hand over all at their end
+        """Return and remove the usage that workers handed over. Raises OSError."""
         return list(USES.left_in(self.directory))
 
     def taken_refusals(self) -> list[Refusal]:
-        """Return the last refusals that workers have left, and remove them. Raises OSError."""
+        """Return and remove the refusals that workers handed over. Raises OSError."""
         return list(REFUSALS.left_in(self.directory))
 
     def hot_keys(self) -> bytes:
-        """Return what is hot in workers, in JSON: as each of them has shown it last."""
+        """Return the workers' last published hot keys as JSON."""
         return _reported([_hot_list(self, slot) for slot in self.alive()])
 
     def close(self) -> None:
-        """Let go of the files of others."""
+        """Release the files of other workers."""
         with self._reading:
             for reading in self._read.values():
                 reading.close()
             self._read.clear()
 
     def _look(self) -> None:
-        """Open the files that are new."""
         for path in self.directory.glob(f"*{_ENDING}"):
             number = path.name.removesuffix(_ENDING)
             if number.isdecimal() and int(number) not in self._read and path.stat().st_size >= SIZE:
@@ -273,8 +256,8 @@ class Slot:
             self._map = mmap.mmap(self._file, SIZE)
         except BlockingIOError:
             os.close(self._file)
-            raise UsageError(f"{path}: another process counts here; give each worker a slot of its own") from None
-        except OSError as error:  # such as a full disk; it does not say where
+            raise UsageError(f"{path}: in use by another process; give each worker its own slot") from None
+        except OSError as error:  # such as a full disk; add the path
             os.close(self._file)
             raise OSError(error.errno, error.strerror, str(path)) from None
         except BaseException:
@@ -284,22 +267,19 @@ class Slot:
         self.table.clear_gauges()
 
     def close(self) -> None:
-        """Let go of the file; what was counted stays in it."""
+        """Release the file; the counts stay in it."""
         self.table.close()
         self._map.close()
         os.close(self._file)
 
 
 class _Reading:
-    """The file of a worker, for reading."""
-
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._map = mmap.mmap(self._file, SIZE, access=mmap.ACCESS_READ)
         self.reader = TableReader(memoryview(self._map))
 
     def is_locked(self) -> bool:
-        """Does a worker have it?"""
         try:
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -314,7 +294,7 @@ class _Reading:
 
 
 def _lock(file: int) -> None:
-    """Take the lock of a file. A reader that looks who lives has it for an instant: that much is waited."""
+    """Lock a file; retry, since readers that test the lock hold it briefly."""
     for _ in range(_TRIES):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -326,7 +306,7 @@ def _lock(file: int) -> None:
 
 
 def _reserve(file: int, size: int) -> None:
-    """Give a file its size. Where the system can, also its place on the disk: a full one would be a crash later."""
+    """Set the size of a file, and allocate its blocks where possible: a full disk would crash the process later."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     elif os.fstat(file).st_size < size:
@@ -334,7 +314,7 @@ def _reserve(file: int, size: int) -> None:
 
 
 def merged(slices: Iterable[tuple[bool, Iterable[Series]]]) -> Merged:
-    """Return the numbers of all workers as one; each is given with whether it lives."""
+    """Merge the values of all workers, each given with whether it is alive."""
     found: dict[str, dict[str, tuple[int, ...]]] = {name: {} for name in METRICS}
     for alive, series in slices:
         for metric, labels, values in series:
@@ -348,12 +328,12 @@ def merged(slices: Iterable[tuple[bool, Iterable[Series]]]) -> Merged:
 
 
 def wants_openmetrics(accept: bytes | None) -> bool:
-    """Say whether an Accept header asks for OpenMetrics, as Prometheus does when it has a choice."""
+    """Return whether an Accept header asks for OpenMetrics, as Prometheus does."""
     return accept is not None and b"application/openmetrics-text" in accept.lower()
 
 
 def rendered(values: Merged, *, openmetrics: bool = False) -> bytes:
-    """Return the text."""
+    """Return the text format."""
     lines: list[str] = []
     for metric in METRICS.values():
         series = values.get(metric.name)

@@ -1,4 +1,4 @@
-"""Send requests to any API that has limits at the rate that they allow.
+"""Send requests to rate-limited APIs at the rate that their limits allow.
 
 ::
 
@@ -7,7 +7,7 @@
     session.mount("https://", RequestsAdapter())
     aiohttp.ClientSession(middlewares=[AiohttpMiddleware()])
 
-Names are imported on first use: none of them needs the HTTP libraries of the others.
+Names are imported on first use, since each needs its own HTTP library.
 """
 
 from importlib import import_module

@@ -1,12 +1,11 @@
-"""A client middleware for aiohttp that sends what the limits of a server allow, when they allow it.
+"""A client middleware for aiohttp that delays requests until the server's limits allow them.
 
 ::
 
     async with aiohttp.ClientSession(middlewares=[AiohttpMiddleware()]) as session:
         ...
 
-A middleware of aiohttp has to return an answer of a server. So where a request is not sent, since it would be refused
-for too long, `WaitTooLong` is raised.
+A middleware of aiohttp can only return a server's response, so a request that is not sent raises `WaitTooLong`.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from headgate.stores.memory import MemoryStore
 
 
 class AiohttpMiddleware:
-    """Sends requests of an `aiohttp.ClientSession`.
+    """Paces the requests of an `aiohttp.ClientSession`.
 
     Args:
-        pacer: the limits of servers, and how long to wait; default: a new one.
-        store: the store by which processes stay within a limit together, such as ``"redis://localhost"``.
-        raises: whether to raise `WaitTooLong` also for a refusal by the server.
+        pacer: the known limits and the longest wait; default: a new one.
+        store: the store with which processes share limits, such as ``"redis://localhost"``.
+        raises: raise `WaitTooLong` for refusals by the server too.
 
-    Close it after its sessions if it was given a store.
+    With a store, close it after its sessions.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class AiohttpMiddleware:
         self._sender = AsyncPacedSender(pacer, store, raises=raises)
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-        """Send a request when the limits allow it."""
+        """Send a request once the limits allow it."""
 
         async def send() -> Incoming:
             response = await handler(request)
@@ -54,7 +53,7 @@ class AiohttpMiddleware:
         return response
 
     async def close(self) -> None:
-        """Release what the store holds."""
+        """Close the store."""
         await self._sender.close()
 
 

@@ -1,4 +1,4 @@
-"""What the header fields of a response say about limits, whoever wrote them.
+"""Parse the rate limit header fields of responses.
 
 =============================================  ==================================================================
 ``Retry-After``                                seconds, or a date
@@ -6,17 +6,17 @@
 ``-Reset`` (also ``X-Rate-Limit-``)            microseconds since 1970, as a duration (``6m0s``) or as a date
 ``X-RateLimit-Reset-After``, ``-Bucket``       Discord's
 ``X-RateLimit-Resource``                       GitHub's: which of several limits it is
-``X-RateLimit-Limit-Requests``, ``-Tokens``    OpenAI's: a limit of each kind; Kong's ``-Minute`` tells its window
+``X-RateLimit-Limit-Requests``, ``-Tokens``    OpenAI's: a limit of each kind; Kong's ``-Minute`` is its window
 ``Anthropic-RateLimit-Requests-Limit``         the kind in the middle
 ``RateLimit``, ``RateLimit-Policy``            the IETF's draft 8 to 11: ``"name";r=1;t=2``, ``"name";q=10;w=60``
 ``RateLimit: limit=10, remaining=1, reset=2``  its draft 7
 ``RateLimit-Limit``, ``-Remaining``, ...       its drafts up to 6, ``RateLimit-Policy: 10;w=60`` included
 =============================================  ==================================================================
 
-The two conventions for a reset are told apart by its size: 10^9 seconds are 31 years from now, or the year 2001.
+The size of a reset distinguishes a delay from a time: 10^9 seconds are 31 years from now, or the year 2001.
 
-Nothing here raises: what cannot be read is not there. A server may send anything, so all lengths and numbers are
-bounded; where a field says two things, the stricter one counts.
+Nothing here raises: invalid fields are ignored. Servers are not trusted, so all lengths and numbers are bounded. Of
+contradicting values, the stricter one counts.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from typing import NamedTuple
 
 SECOND = 1_000_000
 LONGEST_US = 10 * 366 * 24 * 3600 * SECOND
-"""No wait is longer: ten years, in microseconds."""
+"""Longest wait: ten years, in microseconds."""
 MOST = 999_999_999_999_999
-"""The largest number of units."""
+"""Largest number of units."""
 _LONGEST_FIELD, _MOST_LIMITS = 4096, 16
 _NAME = re.compile(r"(?:[a-z]+-)?rate-?limit-(?:([a-z0-9-]+?)-)?(limit|remaining|reset-after|reset)(?:-([a-z0-9-]+))?")
 _NUMBER = re.compile(r"([+-]?)([0-9]{1,30})(?:\.([0-9]{1,30}))?")
@@ -56,45 +56,38 @@ _PAIR = re.compile(r"\s*(limit|remaining|reset)\s*=\s*([0-9]{1,15})\s*(?:;[^,]*)
 
 
 class ResetTime(NamedTuple):
-    """When a limit is as if nothing had been used: so many microseconds after the answer, or at a time since 1970."""
+    """When a limit is fully restored: microseconds after the response, or since 1970."""
 
     us: int
     is_absolute: bool = False
     is_coarse: bool = True
-    """Whether it was rounded to whole seconds, perhaps."""
+    """Possibly rounded to whole seconds."""
 
 
 class Announced(NamedTuple):
-    """One limit, as far as a response describes it."""
+    """One limit as described by a response."""
 
     name: str = ""
-    """Of its policy, its kind or its resource; empty where the server has none."""
+    """Of its policy, kind or resource; may be empty."""
     limit: int | None = None
-    """The most units that can pass at once."""
+    """Capacity in units."""
     window_us: int | None = None
-    """Microseconds in which all of them come back."""
+    """Time for the whole capacity to return."""
     remaining: int | None = None
-    """Units that are left."""
     reset: ResetTime | None = None
 
 
 class Notice(NamedTuple):
-    """All that a response says about limits."""
+    """The rate limit information of a response."""
 
     limits: tuple[Announced, ...] = ()
     retry_after_us: int | None = None
-    """How long to stay away, in microseconds."""
     date_us: int | None = None
-    """The server's time, in microseconds since 1970, rounded down to a second."""
+    """The server's time in microseconds since 1970, rounded down to a second."""
 
 
 def read(fields: Iterable[tuple[str, str]], now_us: int) -> Notice:
-    """Return what the header fields of a response say.
-
-    Args:
-        fields: names and values, a name as often as it came.
-        now_us: our own time, in microseconds since 1970, for a Retry-After that is a date where there is no Date.
-    """
+    """Parse header fields; `now_us` since 1970 is the time base of a date in Retry-After without a Date field."""
     found: dict[str, str] = {}
     for name, value in fields:
         lower = name.lower()
@@ -110,7 +103,7 @@ _OTHERS = {"date", "retry-after", "ratelimit"}
 
 
 def _limits(found: dict[str, str]) -> tuple[Announced, ...]:
-    """Return the limits that the IETF's fields list, which say most; else those of all others."""
+    """Return the limits of the IETF's fields, which say most; else those of all others."""
     stated = _standard(found)
     if any(limit.remaining is not None for limit in stated):
         return stated
@@ -138,7 +131,7 @@ def _standard(found: dict[str, str]) -> tuple[Announced, ...]:
 
 
 def _plain(found: dict[str, str], stated: tuple[Announced, ...]) -> tuple[Announced, ...]:
-    """Return the limits of fields of which each has one number."""
+    """Return the limits of fields that hold one number each."""
     limits: dict[str, Announced] = {}
     resource = found.get("x-ratelimit-resource", "") or found.get("x-ratelimit-bucket", "")
     for field, value in found.items():
@@ -165,7 +158,7 @@ def _plain(found: dict[str, str], stated: tuple[Announced, ...]) -> tuple[Announ
 
 
 def _window(found: dict[str, str], limit: int | None) -> int | None:
-    """Return the window of a limit, from a policy of the older drafts: ``10;w=60``."""
+    """Return a limit's window from a policy of the older drafts: ``10;w=60``."""
     for field in ("ratelimit-policy", "ratelimit-limit"):
         for number, parameters in _items(found.get(field, "")):
             window = _seconds(parameters, "w")
@@ -175,7 +168,7 @@ def _window(found: dict[str, str], limit: int | None) -> int | None:
 
 
 def _items(text: str) -> list[tuple[str, dict[str, str]]]:
-    """Return the items of a list of RFC 9651 with their parameters, all as text; none of a list that is not one."""
+    """Return the items of an RFC 9651 list with their parameters, all as text; nothing for an invalid list."""
     found: list[tuple[str, dict[str, str]]] = []
     at = 0
     while at < len(text) and len(found) < _MOST_LIMITS:
@@ -199,7 +192,7 @@ def _unquoted(text: str) -> str:
 
 
 def _name(name: str, parameters: dict[str, str]) -> str:
-    """Return the name of a policy; partitions of one policy count apart."""
+    """Return the name of a policy; its partitions count separately."""
     partition = parameters.get("pk", "")
     return f"{name};{partition}"[:256] if partition else name[:256]
 
@@ -215,13 +208,13 @@ def _seconds(parameters: dict[str, str], name: str) -> int | None:
 
 
 def _strictest(text: str) -> int | None:
-    """Return a number of units; of several, as a proxy may have made them of several fields, the least."""
+    """Return a number of units: the least, where a proxy has joined several fields."""
     found = [_microseconds(part.partition(";")[0]) for part in text.split(",")]
     return min([min(max(us, 0) // SECOND, MOST) for us in found if us is not None], default=None)
 
 
 def _microseconds(text: str) -> int | None:
-    """Return a decimal number in millionths; None for what is not one."""
+    """Return a decimal number in millionths; None if it is not one."""
     match = _NUMBER.fullmatch(text.strip())
     if not match:
         return None
@@ -231,13 +224,13 @@ def _microseconds(text: str) -> int | None:
 
 
 def _reset(text: str, *, is_delta: bool) -> ResetTime | None:
-    """Return when a limit is reset, in whatever way it is written; of several, the latest of one kind."""
+    """Return the time of a reset in any format; of several, the latest."""
     found = [reset for reset in (_one_reset(part, is_delta=is_delta) for part in _parts(text)) if reset]
     return max(found, key=lambda reset: (reset.is_absolute, reset.us), default=None)
 
 
 def _parts(text: str) -> list[str]:
-    return [text] if text[:1].isalpha() else text.split(",")  # a date has a comma of its own
+    return [text] if text[:1].isalpha() else text.split(",")  # a date contains a comma
 
 
 def _one_reset(text: str, *, is_delta: bool) -> ResetTime | None:
@@ -255,7 +248,6 @@ def _one_reset(text: str, *, is_delta: bool) -> ResetTime | None:
 
 
 def _timed(text: str) -> ResetTime | None:
-    """Return a reset that is a duration with units, or a date."""
     parts = _DURATION.findall(text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         us = sum(float(number) * _UNITS_US[unit] for number, unit in parts)
@@ -265,7 +257,7 @@ def _timed(text: str) -> ResetTime | None:
 
 
 def _date(text: str) -> int | None:
-    """Return a date in microseconds since 1970: as HTTP writes them, or as ISO 8601 does."""
+    """Return a date of HTTP or ISO 8601 in microseconds since 1970."""
     if not 10 <= len(text) <= 64:
         return None
     try:
@@ -277,7 +269,6 @@ def _date(text: str) -> int | None:
 
 
 def _retry_after(text: str, now_us: int) -> int | None:
-    """Return how long to stay away; `now_us` is the server's time, as far as it is known."""
     seconds = [us for us in map(_microseconds, _parts(text)) if us is not None]
     if seconds:
         return _bounded(max(seconds))

@@ -1,16 +1,16 @@
-"""The rate of a server that refuses requests and does not say how many it allows.
+"""Estimate the rate of a server that refuses requests without announcing limits.
 
-It is found as TCP finds the rate of a network, by additive increase and multiplicative decrease:
+Additive increase, multiplicative decrease, as in TCP:
 
-* Nothing is known before the first refusal, and requests are sent as they come. Then the rate is what passed in the
-  second before, at least one a second, and requests are sent evenly from there on.
-* A refusal cuts it to `CUT`, once for all requests that were under way, and the server is left alone: for two requests'
-  time, and for 1, 2, 4 ... seconds, up to `LONGEST_US`, while nothing passes in between.
-* Each request that passes raises it. After the first cut, which knows little, by half in a second, until it is refused
-  again; then by `QUICK` a second of the rate at the last refusal as long as it is below `NEAR` of that, and by `SLOW` a
-  second from there on, to find out whether there is more.
+* Before the first refusal, requests are sent immediately. Then the rate is what passed in the last second, at least one
+  a second, and requests are spaced evenly.
+* A refusal multiplies it by `CUT`, once for all requests in flight, and pauses: for the time of two requests, then for
+  1, 2, 4 ... seconds, up to `LONGEST_US`, while nothing passes.
+* Each request that passes raises it. After the first cut, which is inexact, by half in a second, until the next
+  refusal; then by `QUICK` a second of the rate at the last refusal while it is below `NEAR` of that, and by `SLOW` a
+  second from there on, to probe for more.
 
-So it comes to between 0.7 and 1 of what the server allows, with few refusals. Time is an argument, in microseconds.
+The result is between 0.7 and 1 of what the server allows, with few refusals. Time is an argument, in microseconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GuessedRate:
     """The rate of one server."""
 
     rate: float = 0.0
-    """Requests in a second; 0 before the first refusal."""
+    """Requests a second; 0 before the first refusal."""
     ready_at: int = 0
     """When the next request may be sent."""
     _top: float = 0.0
@@ -37,18 +37,17 @@ class GuessedRate:
     _cut_at: int = -1
     _cuts: int = 0
     _refusals: int = 0
-    """In a row."""
+    """Consecutive ones."""
     _second: int = 0
-    """When a second began, and the requests that passed since then."""
+    """Start of a second."""
     _passed: int = 0
+    """Requests that passed since."""
 
     def sent(self, now: int) -> None:
-        """Note that a request is sent."""
         if self.rate:
             self.ready_at = max(self.ready_at, now) + round(SECOND / self.rate)
 
     def passed(self, now: int) -> None:
-        """Note that a request passed."""
         self._refusals = 0
         if not self.rate:
             if now - self._second > SECOND:
@@ -61,8 +60,8 @@ class GuessedRate:
             self.rate += (QUICK if self.rate < NEAR * self._top else SLOW) * self._top / self.rate
 
     def refused(self, now: int, sent_at: int) -> int:
-        """Note that a request was refused; returns for how long to leave the server alone."""
-        if sent_at <= self._cut_at:  # the rate was cut since
+        """Record a refusal; return how long to pause."""
+        if sent_at <= self._cut_at:  # already cut for the requests in flight
             return 0
         self._top = self.rate or max(1.0, self._passed)
         self.rate = max(_LOWEST, CUT * self._top)

@@ -1,39 +1,37 @@
-"""Transports for httpx that send what the limits of a server allow, when they allow it.
+"""Transports for httpx that delay requests until the server's limits allow them.
 
 ::
 
     client = httpx.Client(transport=HttpxTransport())
     client = httpx.AsyncClient(transport=AsyncHttpxTransport(store="redis://localhost"))
 
-A client that is given a transport leaves its other options of connections to it: give them to the transport inside,
+A client with a transport ignores its own connection options: pass them to the inner transport,
 ``HttpxTransport(httpx.HTTPTransport(http2=True))``.
 """
 
 from __future__ import annotations
 
 from operator import methodcaller
-from types import TracebackType
-from typing import Self
 
 import httpx
 
 from headgate.pacing.pacer import Incoming, Outgoing, Pacer, WaitTooLong
-from headgate.pacing.sending import STATUS, AsyncPacedSender, PacedSender, own_answer
+from headgate.pacing.sending import STATUS, AsyncPacedSender, PacedSender, refusal_response
 from headgate.stores.base import AsyncStore, Store
 from headgate.stores.memory import MemoryStore
 
 
 class HttpxTransport(httpx.BaseTransport):
-    """Sends requests of an `httpx.Client`.
+    """Paces the requests of an `httpx.Client`.
 
     Args:
-        transport: what sends them; default: httpx's own.
-        pacer: the limits of servers, and how long to wait; default: a new one.
-        store: the store by which processes stay within a limit together, such as ``"redis://localhost"``.
-        raises: whether to raise `WaitTooLong` instead of returning a refusal.
+        transport: the inner transport; default: httpx's own.
+        pacer: the known limits and the longest wait; default: a new one.
+        store: the store with which processes share limits, such as ``"redis://localhost"``.
+        raises: raise `WaitTooLong` instead of returning a refusal.
 
-    A request that would have to wait for longer than `Pacer.max_wait` is answered with 429 at once. If it was not even
-    sent, the answer has the header ``X-RateLimit-Source: client``.
+    A request that would wait for longer than `Pacer.max_wait` gets status 429 immediately. If it was not sent, the
+    response has the header ``X-RateLimit-Source: client``.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class HttpxTransport(httpx.BaseTransport):
         self._sender = PacedSender(pacer, store, raises=raises)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request when the limits allow it."""
+        """Send a request once the limits allow it."""
 
         def send() -> Incoming:
             return _answer(self._transport.handle_request(request))
@@ -56,26 +54,13 @@ class HttpxTransport(httpx.BaseTransport):
         return _response(self._sender.exchange(_outgoing(request), send, methodcaller("close")), request)
 
     def close(self) -> None:
-        """Close the transport inside, and the store."""
+        """Close the inner transport and the store."""
         self._transport.close()
-        self._sender.close()
-
-    def __enter__(self) -> Self:
-        self._transport.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        self._transport.__exit__(exc_type, exc_value, traceback)
         self._sender.close()
 
 
 class AsyncHttpxTransport(httpx.AsyncBaseTransport):
-    """Sends requests of an `httpx.AsyncClient`; see `HttpxTransport`."""
+    """Paces the requests of an `httpx.AsyncClient`; see `HttpxTransport`."""
 
     def __init__(
         self,
@@ -89,7 +74,7 @@ class AsyncHttpxTransport(httpx.AsyncBaseTransport):
         self._sender = AsyncPacedSender(pacer, store, raises=raises)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request when the limits allow it."""
+        """Send a request once the limits allow it."""
 
         async def send() -> Incoming:
             return _answer(await self._transport.handle_async_request(request))
@@ -97,21 +82,8 @@ class AsyncHttpxTransport(httpx.AsyncBaseTransport):
         return _response(await self._sender.exchange(_outgoing(request), send, methodcaller("aclose")), request)
 
     async def aclose(self) -> None:
-        """Close the transport inside, and the store."""
+        """Close the inner transport and the store."""
         await self._transport.aclose()
-        await self._sender.close()
-
-    async def __aenter__(self) -> Self:
-        await self._transport.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        await self._transport.__aexit__(exc_type, exc_value, traceback)
         await self._sender.close()
 
 
@@ -132,7 +104,7 @@ def _answer(response: httpx.Response) -> Incoming:
 
 def _response(outcome: Incoming | WaitTooLong, request: httpx.Request) -> httpx.Response:
     if isinstance(outcome, WaitTooLong):
-        headers, body = own_answer(outcome)
+        headers, body = refusal_response(outcome)
         return httpx.Response(STATUS, headers=headers, content=body, request=request)
     response: httpx.Response = outcome.response
     return response

@@ -1,17 +1,17 @@
-"""Send requests to servers that have limits, at the rate that they allow.
+"""Pace requests to servers with rate limits; the transports for httpx, requests and aiohttp share it.
 
-`Pacer` is what httpx, requests and aiohttp have in common. `Pacer.exchange` is a flow (see `headgate.flows`): it yields
-a pause, a call of the store that processes share, or the request itself, and is sent the outcome.
+`Pacer.exchange` is a flow (see `headgate.flows`): it yields a pause, a call of the shared store, or the request itself,
+and receives the outcome.
 
 ::
 
-    exchange ── in line ── what do the limits allow? ── Send ── what does the answer say? ── refused, and may be
-                   ^             (Allowance)                    (headgate.pacing.fields)           sent again? ──┐
-                   └──────────────────────────────────────────────────────────────────────────────────────────┘
+    exchange ── queue ── wait for the limits ── Send ── read the response ── refused and retryable? ──┐
+                  ^         (Allowance)               (headgate.pacing.fields)                        │
+                  └───────────────────────────────────────────────────────────────────────────────────┘
 
-A limit is one of an *origin* (scheme, host, port) for a *credential*. Which of its limits a request falls under is
-known from the answer to the last one whose path began with the same segment. The first request of all goes alone, since
-nothing is known before its answer; others wait for that, a second at most.
+Limits belong to an *origin* (scheme, host, port) and a *credential*. The limits of a request are those of the last
+response for a path with the same first segment. The first request is sent alone, since its response announces the
+limits; others wait for that, a second at most.
 """
 
 from __future__ import annotations
@@ -32,55 +32,55 @@ from headgate.core.plan import MAX_COST, Call, Limit, Verb
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
 from headgate.pacing import fields
-from headgate.pacing.allowance import PATIENCE_US, Allowance, Sent
+from headgate.pacing.allowance import PROBE_TIMEOUT_US, Allowance, Sent
 from headgate.pacing.fields import LONGEST_US, SECOND, Announced, Notice
 from headgate.pacing.guessed_rate import GuessedRate
-from headgate.waiting import Pause, Ticket, WaitingLines
+from headgate.waiting import Pause, Ticket, WaitQueues
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
-"""Methods that may be sent again (RFC 9110)."""
+"""Methods that may be retried (RFC 9110)."""
 LONGEST_WAIT = 30 * 24 * 3600
-"""Seconds that a request may be told to wait for."""
-MOST_ORIGINS, MOST_ROUTES, MOST_ALLOWANCES = 512, 128, 32
+"""Largest value of options, in seconds."""
+MAX_ORIGINS, MAX_ROUTES, MAX_ALLOWANCES = 512, 128, 32
 _ONE_OFF = Quota.one_off(1)
-"""Its shape is in the keys of all windows that are counted apart, however long they are kept."""
+"""Its shape is part of the keys of separately counted windows, whatever their retention."""
 _CREDENTIALS = ("authorization", "x-api-key", "api-key", "x-auth-token")
 LONGEST_HOLD = 3600.0
-"""Seconds that a server's word keeps requests back, at least."""
+"""Default of `longest_hold`, in seconds."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A request, as far as pacing needs to know it."""
+    """The properties of a request that pacing needs."""
 
     method: str
     origin: str
     """Scheme, host and port: ``https://api.example.com:443``."""
     path: str
     headers: Mapping[str, str]
-    """By names in lower case."""
+    """By lower-case name."""
     is_replayable: bool
-    """Whether its body can be sent twice."""
+    """Whether the body can be sent twice."""
 
 
 class Send(NamedTuple):
-    """A step of a flow: to send the request. Its outcome is an `Incoming`."""
+    """A step of a flow: send the request. Its outcome is an `Incoming`."""
 
 
 class Incoming(NamedTuple):
-    """What came back."""
+    """A response."""
 
     status: int
     fields: Iterable[tuple[str, str]]
     response: Any
-    """As the HTTP library has it."""
+    """The HTTP library's object."""
 
 
 class WaitTooLong(HeadgateError):
-    """The server's limits would keep a request for longer than it may wait.
+    """The server's limits would delay a request for longer than it may wait.
 
-    A flow returns it; whoever runs the flow raises it only if asked for.
+    A flow returns it; transports raise it only on request.
     """
 
     def __init__(self, retry_after_us: int, answer: Incoming | None = None) -> None:
@@ -104,23 +104,22 @@ class WaitTooLong(HeadgateError):
 
 Step = Pause | Call | Send
 Flow: TypeAlias = Generator[Step, Any, T]
-"""Is sent the decision of a call, and the answer to a request."""
 KeyOf = Callable[[Outgoing], str]
 
 
 class Pacer:
-    """Knows the limits of all servers that were asked through it; several clients may have it in common.
+    """The known limits of servers; several clients may share one.
 
     Args:
-        max_wait: seconds that a request may wait in all, before it is sent and before it is sent again.
-        retries: how often a request that is refused may be sent again, if it is safe to.
-        longest_hold: seconds that a server's word keeps requests back, at most: then one is sent to see. By default an
-            hour, or `max_wait` if that is longer.
-        key: whose limits a request falls under; default: those of its origin and its credential.
-        clock: where time comes from, for tests.
-        jitter: returns a number from 0 to 1 by which waits are made longer, by up to a tenth, for tests.
+        max_wait: seconds that a request may wait in total, including before retries.
+        retries: how often a refused request may be sent again, if that is safe.
+        longest_hold: seconds after which a request is sent as a probe, whatever limits the server announced. Default:
+            an hour, or `max_wait` if that is longer.
+        key: a function from a request to the owner of its limits; default: its origin and its credential.
+        clock: the source of time, for tests.
+        jitter: returns a number from 0 to 1 that lengthens waits by up to a tenth, for tests.
 
-    Safe for use from threads and tasks. It remembers the origins that were used last, `MOST_ORIGINS` of them.
+    Safe for threads and tasks. It keeps the `MAX_ORIGINS` most recently used origins.
     """
 
     def __init__(
@@ -138,15 +137,15 @@ class Pacer:
         self._longest_hold_us = max(1, round(hold * SECOND))
         self.retries = whole("retries", retries, 0, 100, UsageError)
         if key is not None and not callable(key):
-            raise UsageError(f"key is a function that makes text of an Outgoing, not {short(key)}")
+            raise UsageError(f"key must be a function from an Outgoing to text, not {short(key)}")
         self.clock = clock or SystemClock()
         self._key, self._jitter = key or _default_key, jitter
         self._lock = new_lock()
-        self._lines = WaitingLines()
+        self._queues = WaitQueues()
         self._origins: OrderedDict[str, _Origin] = OrderedDict()
 
     def exchange(self, request: Outgoing, ticket: Ticket, *, is_shared: bool = False) -> Flow[Incoming | WaitTooLong]:
-        """Send a request when the limits of its server allow it; again, if it is refused and that is safe."""
+        """Send a request once its server's limits allow it; retry a refused one if that is safe."""
         clock = self.clock
         give_up = clock.ticks() + round(self.max_wait * SECOND)
         may_repeat = request.is_replayable and (request.method in IDEMPOTENT or "idempotency-key" in request.headers)
@@ -173,9 +172,9 @@ class Pacer:
                 uncounted = origin.uncounted(now, sent) if is_shared else []
             self._wake(origin)
             for cost, limit, floor in uncounted:
-                if floor is not None:  # what others counted while the request was under way, it knows of
+                if floor is not None:  # others have counted some of it while the request was in flight
                     counted: Decision = yield Call(Verb.PEEK, (limit,))
-                    cost = min(cost, counted.remaining - floor)  # noqa: PLW2901  fewer of them are unknown
+                    cost = min(cost, counted.remaining - floor)  # noqa: PLW2901
                 if cost > 0:
                     yield Call(Verb.CHECK, (limit,), cost)
             if not refused:
@@ -187,16 +186,15 @@ class Pacer:
     def _turn(
         self, origin: _Origin, route: str, ticket: Ticket, give_up: int, *, is_shared: bool
     ) -> Flow[_Sending | WaitTooLong]:
-        """Wait until a request may be sent, behind those who wait already."""
-        clock, line = self.clock, f"{origin.key} {route}"
-        self._lines.join(line, ticket)
+        clock, queue = self.clock, f"{origin.key} {route}"
+        self._queues.join(queue, ticket)
         try:
             while True:
-                ticket.settle()  # a call from here on is noticed by the next pause
+                ticket.settle()  # a wake-up from here on ends the next pause
                 now = clock.ticks()
                 with self._lock:
                     ready_at = origin.ready_at(route, now, is_shared=is_shared)
-                    is_head = self._lines.is_head(line, ticket)
+                    is_head = self._queues.is_head(queue, ticket)
                     plan = origin.plan(route, now) if is_shared else {}
                     if is_head and ready_at <= now and not plan:
                         return origin.send(route, now)
@@ -214,31 +212,31 @@ class Pacer:
                     return WaitTooLong(max(ready_at - now, 1))
                 yield Pause(max(ready_at, now + 1) if is_head else give_up)
         finally:
-            self._lines.leave(line, ticket)
+            self._queues.leave(queue, ticket)
 
     def _origin(self, request: Outgoing) -> _Origin:
         key = self._key(request)
         if not isinstance(key, str) or not key:
-            raise UsageError(f"the key of a request is text, not {short(key)}")
+            raise UsageError(f"the key of a request must be text, not {short(key)}")
         with self._lock:
             origin = self._origins.get(key)
             if origin is None:
                 origin = self._origins[key] = _Origin(key, self._longest_hold_us)
-                if len(self._origins) > MOST_ORIGINS:
+                if len(self._origins) > MAX_ORIGINS:
                     self._origins.popitem(last=False)
             self._origins.move_to_end(key)
             return origin
 
     def _wake(self, origin: _Origin) -> None:
-        """Have those at the head of a line look again: an answer came."""
+        """Wake the heads of the queues after a response."""
         with self._lock:
             routes = tuple(origin.routes)
         for route in routes:
-            self._lines.wake(f"{origin.key} {route}")
+            self._queues.wake(f"{origin.key} {route}")
 
 
 class _Sending(NamedTuple):
-    """A request that is under way: what was known of each of its limits."""
+    """A request in flight, with the state of each of its limits."""
 
     route: _Route
     at: int
@@ -250,47 +248,46 @@ class _Route:
     """Paths that begin with the same segment."""
 
     names: tuple[str, ...] = ()
-    """Of the limits that they fall under."""
+    """Of their limits."""
     is_known: bool = False
     under_way: int = 0
-    sent_at: int = -PATIENCE_US
+    sent_at: int = -PROBE_TIMEOUT_US
 
 
 @dataclass(slots=True)
 class _Origin:
-    """All that is known of one server, for one credential."""
+    """The known limits of one server for one credential."""
 
     key: str
     longest_hold_us: int
     allowances: OrderedDict[str, Allowance] = field(default_factory=OrderedDict)
     routes: OrderedDict[str, _Route] = field(default_factory=OrderedDict)
     held_until: int = 0
-    """The server wants to hear nothing before."""
+    """Send nothing before: the server refused until then."""
     guessed: GuessedRate = field(default_factory=GuessedRate)
-    """Of requests under no limit that the server tells."""
+    """For requests without an announced limit."""
     ahead_us: int | None = None
-    """By how much the server's time since 1970 is surely ahead of our ticks."""
+    """The server's time since 1970 minus our ticks, at least."""
 
     def ready_at(self, route: str, now: int, *, is_shared: bool) -> int:
-        """Return when the next request of a route may be sent: `now` or earlier is at once."""
+        """Return when the next request of a route may be sent; `now` or earlier means immediately."""
         if now < self.held_until:
             return self.held_until
         found = self._route(route)
         if not found.is_known and found.under_way:
-            return found.sent_at + PATIENCE_US
+            return found.sent_at + PROBE_TIMEOUT_US
         if not found.names:
             return max(now, self.guessed.ready_at)
         return max([each.ready_at(now, is_shared=is_shared) for each in self._allowances(found)], default=now)
 
     def plan(self, route: str, now: int) -> dict[str, Limit]:
-        """Return what processes count together for a request of a route."""
+        """Return the limits that processes count together for a route."""
         shared = {each.name: each.shared_quota(now) for each in self._allowances(self._route(route))}
         return {name: self._limit(name, *quota) for name, quota in shared.items() if quota}
 
     def send(
         self, route: str, now: int, plan: Mapping[str, Limit] | None = None, decision: Decision | None = None
     ) -> _Sending:
-        """Note that a request of a route is sent."""
         found = self._route(route)
         found.under_way += 1
         found.sent_at = now
@@ -306,39 +303,39 @@ class _Origin:
         return _Sending(found, now, limits)
 
     def lost(self, now: int, sending: _Sending) -> None:
-        """Note that a request has no answer: the server may have seen it."""
+        """Record a request without a response: the server may have seen it."""
         sending.route.under_way -= 1
         for name, sent in sending.limits.items():
             if name in self.allowances:
                 self.allowances[name].answered(now, sent, took=True)
 
     def learn(self, now: int, status: int, notice: Notice, sending: _Sending, jitter: float) -> bool:
-        """Learn what an answer says; tell whether it is a refusal for the sake of a limit."""
+        """Apply a response; return whether a limit refused the request."""
         sending.route.under_way -= 1
         refused = _is_refusal(status, notice)
-        told = {_name_of(limit): limit for limit in notice.limits}
+        announced = {_name_of(limit): limit for limit in notice.limits}
         for name in sending.limits:
             if name in self.allowances:
                 self.allowances[name].answered(now, sending.limits[name], took=not refused)
-        for name, limit in told.items():
+        for name, limit in announced.items():
             allowance = self._allowance(name)
             sent = sending.limits.get(name) or allowance.sent(now)
             if name not in sending.limits:
                 allowance.answered(now, sent, took=not refused)
-            allowance.told(now, limit, self._reset(now, limit, notice.date_us), sent)
+            allowance.update(now, limit, self._reset(now, limit, notice.date_us), sent)
         found = sending.route
-        if told or not found.is_known:
-            found.names, found.is_known = tuple(told), True
+        if announced or not found.is_known:
+            found.names, found.is_known = tuple(announced), True
         elif not refused:
-            found.names = tuple([name for name in found.names if not sending.limits.get(name, Sent()).is_ahead])
+            found.names = tuple([name for name in found.names if not sending.limits.get(name, Sent()).is_probe])
         if refused:
-            self._refused(now, notice, told, sending, jitter)
+            self._refused(now, notice, announced, sending, jitter)
         else:
             self.guessed.passed(now)
         return refused
 
     def shared_ready_at(self, now: int, plan: Mapping[str, Limit], decision: Decision) -> int:
-        """Return when to ask the store again after a refusal; `now` is to send without asking it."""
+        """Return when to try the store again after its refusal; `now` means to send without it."""
         return max(
             self._allowance(name).shared_ready_at(now, part.retry_after_us)
             for name, part in zip(plan, decision.limits, strict=True)
@@ -346,9 +343,9 @@ class _Origin:
         )
 
     def uncounted(self, now: int, sending: _Sending) -> list[tuple[int, Limit, int | None]]:
-        """Return what processes are still to count: what they did not know of when the request was sent.
+        """Return the costs and limits that the shared count still lacks.
 
-        Of what others use besides, also the least that they then have left by their own count.
+        Usage by other clients comes with a floor: the shared remainder once it is counted.
         """
         found: list[tuple[int, Limit, int | None]] = []
         for allowance in self._allowances(sending.route):
@@ -357,16 +354,16 @@ class _Origin:
                 limit = self._limit(allowance.name, *shared)
                 if shared[0] != sent.counted_in:
                     found.append((1, limit, None))
-                elif others := allowance.of_others(sent):
+                elif others := allowance.used_by_others(sent):
                     found.append((min(others, MAX_COST), limit, sent.shared - others))
         return found
 
     def _refused(
-        self, now: int, notice: Notice, told: Mapping[str, Announced], sending: _Sending, jitter: float
+        self, now: int, notice: Notice, announced: Mapping[str, Announced], sending: _Sending, jitter: float
     ) -> None:
-        """Stay away for as long as the server says; else for as long as a guess says, and for ever longer."""
+        """Hold requests for as long as the server announced, else for an estimated and growing time."""
         wait = notice.retry_after_us
-        empty = [name for name, limit in told.items() if limit.remaining == 0]
+        empty = [name for name, limit in announced.items() if limit.remaining == 0]
         guess = 0 if empty else self.guessed.refused(now, sending.at)
         if wait is None:
             resets = [self._allowance(name).ready_at(now) - now for name in empty]
@@ -379,10 +376,10 @@ class _Origin:
             self.held_until = max(self.held_until, until)
 
     def learn_time(self, now: int, notice: Notice, wall: int) -> None:
-        """Learn the server's time; `wall` is ours.
+        """Update the offset of the server's clock; `wall` is our time since 1970.
 
-        Its dates are rounded down, and some time old when they come: the one that is furthest ahead is nearest. One
-        that is far behind says that the clock was set.
+        Dates are rounded down and late by the latency, so the largest offset is the most exact. A much smaller one
+        means that the clock was set back.
         """
         if notice.date_us is not None:
             ahead = notice.date_us - now
@@ -392,7 +389,7 @@ class _Origin:
             self.ahead_us = wall - now
 
     def _reset(self, now: int, limit: Announced, date_us: int | None) -> tuple[int, int] | None:
-        """Return when a limit is reset: on our clock, and in microseconds since 1970."""
+        """Return the time of a limit's reset: on our clock, and in microseconds since 1970."""
         if limit.reset is None or self.ahead_us is None:
             return None
         us = limit.reset.us
@@ -404,7 +401,7 @@ class _Origin:
         found = self.allowances.get(name)
         if found is None:
             found = self.allowances[name] = Allowance(name, self.longest_hold_us)
-            if len(self.allowances) > MOST_ALLOWANCES:
+            if len(self.allowances) > MAX_ALLOWANCES:
                 self.allowances.popitem(last=False)
         return found
 
@@ -412,13 +409,13 @@ class _Origin:
         return [self.allowances[name] for name in route.names if name in self.allowances]
 
     def _route(self, route: str) -> _Route:
-        """Return a route; one that is new is under the limits that all others are under, if these are the same."""
+        """Return a route; a new one starts with the limits of all others, if these agree."""
         found = self.routes.get(route)
         if found is None:
             kinds = {each.names for each in self.routes.values() if each.is_known}
             found = _Route(kinds.pop(), is_known=True) if len(kinds) == 1 else _Route()
             self.routes[route] = found
-            if len(self.routes) > MOST_ROUTES:
+            if len(self.routes) > MAX_ROUTES:
                 self.routes.popitem(last=False)
         self.routes.move_to_end(route)
         return found
@@ -429,12 +426,12 @@ class _Origin:
 
 def _seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST_WAIT:
-        raise UsageError(f"{name} is a number of seconds from 0 to {LONGEST_WAIT}, not {short(value)}")
+        raise UsageError(f"{name} must be a number of seconds from 0 to {LONGEST_WAIT}, not {short(value)}")
     return value
 
 
 def _is_refusal(status: int, notice: Notice) -> bool:
-    """Is this answer for the sake of a limit? GitHub has 403 for some."""
+    """Return whether a limit refused the request. GitHub uses 403 for some."""
     if status == 429:
         return True
     if status == 503:
@@ -444,12 +441,12 @@ def _is_refusal(status: int, notice: Notice) -> bool:
 
 
 def _name_of(limit: Announced) -> str:
-    """Return what a limit is known by. Where the server has no names, limits are told apart by their size."""
+    """Return the name of a limit; nameless ones are distinguished by their size."""
     return limit.name or f"#{limit.limit}"
 
 
 def _default_key(request: Outgoing) -> str:
-    """Return origin and credential; of the latter, a digest."""
+    """Return the origin and a digest of the credential."""
     digest = blake2b(digest_size=8)
     for name in _CREDENTIALS:
         value = request.headers.get(name)

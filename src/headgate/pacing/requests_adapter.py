@@ -1,4 +1,4 @@
-"""An adapter for requests that sends what the limits of a server allow, when they allow it.
+"""An adapter for requests that delays requests until the server's limits allow them.
 
 ::
 
@@ -18,21 +18,21 @@ from requests.adapters import BaseAdapter, HTTPAdapter
 from urllib3 import HTTPResponse
 
 from headgate.pacing.pacer import Incoming, Outgoing, Pacer, WaitTooLong
-from headgate.pacing.sending import STATUS, PacedSender, own_answer
+from headgate.pacing.sending import STATUS, PacedSender, refusal_response
 from headgate.stores.base import Store
 
 
 class RequestsAdapter(BaseAdapter):
-    """Sends requests of a `requests.Session`.
+    """Paces the requests of a `requests.Session`.
 
     Args:
-        adapter: what sends them; default: one of requests' own.
-        pacer: the limits of servers, and how long to wait; default: a new one.
-        store: the store by which processes stay within a limit together, such as ``"redis://localhost"``.
-        raises: whether to raise `WaitTooLong` instead of returning a refusal.
+        adapter: the inner adapter; default: requests' own.
+        pacer: the known limits and the longest wait; default: a new one.
+        store: the store with which processes share limits, such as ``"redis://localhost"``.
+        raises: raise `WaitTooLong` instead of returning a refusal.
 
-    A request that would have to wait for longer than `Pacer.max_wait` is answered with 429 at once. If it was not even
-    sent, the answer has the header ``X-RateLimit-Source: client``.
+    A request that would wait for longer than `Pacer.max_wait` gets status 429 immediately. If it was not sent, the
+    response has the header ``X-RateLimit-Source: client``.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RequestsAdapter(BaseAdapter):
         cert: bytes | str | tuple[bytes | str, bytes | str] | None = None,
         proxies: Mapping[str, str] | None = None,
     ) -> requests.Response:
-        """Send a request when the limits allow it."""
+        """Send a request once the limits allow it."""
 
         def send() -> Incoming:
             response = self._adapter.send(request, stream, timeout, verify, cert, proxies)
@@ -69,13 +69,13 @@ class RequestsAdapter(BaseAdapter):
         return response
 
     def close(self) -> None:
-        """Close the adapter inside, and the store."""
+        """Close the inner adapter and the store."""
         self._adapter.close()
         self._sender.close()
 
 
 def _own(request: requests.PreparedRequest, refusal: WaitTooLong) -> requests.Response:
-    headers, body = own_answer(refusal)
+    headers, body = refusal_response(refusal)
     raw = HTTPResponse(
         BytesIO(body), dict(headers), STATUS, reason="Too Many Requests", preload_content=False, decode_content=False
     )

@@ -1,4 +1,4 @@
-"""Run the flows of a `Pacer` in threads and in tasks, with or without a store that processes share."""
+"""Run the flows of a `Pacer` in threads and in tasks, with or without a shared store."""
 
 from __future__ import annotations
 
@@ -25,13 +25,7 @@ STATUS = 429
 
 
 class PacedSender:
-    """Sends requests from threads.
-
-    Args:
-        pacer: what is known of servers; default: one of its own.
-        store: the store that processes share, or its address.
-        raises: whether to raise `WaitTooLong` instead of returning a refusal.
-    """
+    """Sends requests from threads; the arguments are those of the transports."""
 
     def __init__(self, pacer: Pacer | None, store: str | Store | None, *, raises: bool) -> None:
         self.pacer = _checked(pacer)
@@ -41,7 +35,7 @@ class PacedSender:
     def exchange(
         self, request: Outgoing, send: Callable[[], Incoming], close: Callable[[Any], None]
     ) -> Incoming | WaitTooLong:
-        """Have `send` called when the limits allow it; a refusal is closed before the request is sent again."""
+        """Call `send` once the limits allow it; a refusal is closed before the request is sent again."""
         ticket, clock, store = ThreadTicket(), self.pacer.clock, self._store
         refused: list[Incoming] = []
 
@@ -56,18 +50,17 @@ class PacedSender:
             refused.append(send())
             return refused[0]
 
-        return _outcome(
+        return _result(
             drive(self.pacer.exchange(request, ticket, is_shared=store is not None), do), raises=self._raises
         )
 
     def close(self) -> None:
-        """Release what the store holds."""
         if self._store is not None:
             self._store.close()
 
 
 class AsyncPacedSender:
-    """The same in an event loop, which it never blocks."""
+    """Sends requests from tasks, without blocking the event loop."""
 
     def __init__(self, pacer: Pacer | None, store: str | AsyncStore | MemoryStore | None, *, raises: bool) -> None:
         self.pacer = _checked(pacer)
@@ -77,7 +70,7 @@ class AsyncPacedSender:
     async def exchange(
         self, request: Outgoing, send: Callable[[], Awaitable[Incoming]], close: Callable[[Any], Awaitable[None]]
     ) -> Incoming | WaitTooLong:
-        """Do the same; a cancelled task leaves the queue."""
+        """Await `send` once the limits allow it; a cancelled task leaves the queue."""
         ticket, clock, store = TaskTicket(), self.pacer.clock, self._store
         refused: list[Incoming] = []
 
@@ -93,23 +86,22 @@ class AsyncPacedSender:
             return refused[0]
 
         flow = self.pacer.exchange(request, ticket, is_shared=store is not None)
-        return _outcome(await drive_async(flow, do), raises=self._raises)
+        return _result(await drive_async(flow, do), raises=self._raises)
 
     async def close(self) -> None:
-        """Release what the store holds."""
         if self._store is not None:
             await self._store.close()
 
 
-def own_answer(refusal: WaitTooLong) -> tuple[Headers, bytes]:
-    """Return headers and body of the 429 that stands for a request that was not sent."""
+def refusal_response(refusal: WaitTooLong) -> tuple[Headers, bytes]:
+    """Return headers and body of the local 429 response for a request that was not sent."""
     seconds = -(-refusal.retry_after_us // SECOND)
     body = msgspec.json.encode(
         {
             "type": "about:blank",
             "title": "Too Many Requests",
             "status": STATUS,
-            "detail": f"not sent: by what the server said of its limits, it would be refused for {seconds} s",
+            "detail": f"not sent: by its announced limits, the server would refuse this request for {seconds} s",
         }
     )
     headers = [
@@ -122,8 +114,7 @@ def own_answer(refusal: WaitTooLong) -> tuple[Headers, bytes]:
     return headers, body
 
 
-def _outcome(outcome: Incoming | WaitTooLong, *, raises: bool) -> Incoming | WaitTooLong:
-    """Return the server's answer, or why the request was not sent."""
+def _result(outcome: Incoming | WaitTooLong, *, raises: bool) -> Incoming | WaitTooLong:
     if not isinstance(outcome, WaitTooLong):
         return outcome
     if raises:
@@ -133,5 +124,5 @@ def _outcome(outcome: Incoming | WaitTooLong, *, raises: bool) -> Incoming | Wai
 
 def _checked(pacer: Pacer | None) -> Pacer:
     if pacer is not None and not isinstance(pacer, Pacer):
-        raise UsageError(f"pacer is a headgate.pacing.Pacer, not {short(pacer)}")
+        raise UsageError(f"pacer must be a headgate.pacing.Pacer, not {short(pacer)}")
     return pacer or Pacer()

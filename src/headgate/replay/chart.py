@@ -1,7 +1,6 @@
 """Counts over time as characters, for terminals: charts with axes, and lines of one row for tables.
 
-A column of a chart stands for one bucket of time or, where there are more buckets than columns, for several of them,
-whose counts are added up.
+A column stands for one bucket of time, or for the sum of several if there are more buckets than columns.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 UNICODE, ASCII = " ▁▂▃▄▅▆▇█", " .:|#"
-"""What a cell shows, from empty to full."""
+"""The characters of a cell, from empty to full."""
 _AXES = {UNICODE: ("│", "└", "─"), ASCII: ("|", "+", "-")}
 _EIGHT_HOURS = 8 * 3600
 
@@ -31,19 +30,16 @@ def columns(counts: Sequence[int], most: int) -> tuple[list[int], int]:
 
 
 def sparkline(counts: Sequence[int], width: int, levels: str = UNICODE) -> str:
-    """Return counts as a line of characters; what is not zero shows, however small."""
+    """Return counts as a line of characters; every nonzero count is visible."""
     found, _ = columns(counts, width)
     highest = max(found, default=0)
     return "".join([levels[_level(count, highest, len(levels) - 1)] for count in found])
 
 
 class Plot:
-    """Charts of several counts over the same time, one below the other, with one scale of time.
+    """Charts of several counts over the same time, one below the other, with one axis of time.
 
-    Args:
-        width: in characters, the scale at the left included.
-        charts: the counts of all of them.
-        levels: see `levels_for`.
+    `width` is in characters, including the scale; `charts` are the counts of all.
     """
 
     def __init__(self, width: int, charts: Sequence[Sequence[int]], levels: str = UNICODE) -> None:
@@ -74,7 +70,7 @@ class Plot:
         return [*rows, f"{'0'.rjust(self._margin)} {corner}{dash * (wide * len(found))}"]
 
     def times(self, began: datetime, end: datetime, bucket_seconds: int, buckets: int) -> str:
-        """Return the times when the first bucket begins and the last one ends, to stand below the rows."""
+        """Return the axis of time: the start of the first bucket and the end of the last."""
         count = len(columns([0] * buckets, self._room)[0])
         precise = "%Y-%m-%d %H:%M:%S" if bucket_seconds < 60 else "%Y-%m-%d %H:%M"
         form = "%Y-%m-%d" if bucket_seconds > _EIGHT_HOURS else precise

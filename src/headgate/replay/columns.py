@@ -1,7 +1,7 @@
-"""Access logs whose fields have names: JSON lines, CSV with a header row, and W3C logs.
+"""Parse access logs with named fields: JSON lines, CSV with a header row, and W3C logs.
 
-The names that common servers give to a field are known; others are named with `columns`, such as
-``{"user": "x_user_id"}``. In JSON, a dot goes into an object: ``request.headers.X-Tenant``.
+The names that common servers use are known; `columns` names others: ``{"user": "x_user_id"}``. In JSON, a dot enters an
+object: ``request.headers.X-Tenant``.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "request": ("request", "request_line"),
     APIKEY: ("apikey", "api_key", "apikey_id", "key_id"),
 }  # fmt: skip
-"""What each field is called by servers, the first that a line has counts. `request` is a whole request line."""
+"""Names of each field; the first that a line has counts. `request` is a whole request line."""
 _REQUIRED = {"at": "time of a request", "path": "path of a request"}
 _SECONDS = "seconds"
-"""The column that has the time of day, where that has one of its own."""
+"""The column with the time of day, if separate from the date."""
 _DELIMITERS = ",\t;|"
 _TEXTS = (str, int, float)
 Read: TypeAlias = Callable[[str], Any]
-"""Returns the value of a role in the present line; None if it has none."""
+"""Returns the value of a role in the current line, or None."""
 
 
 def json_lines(_: str, columns: Mapping[str, str]) -> Parser:
-    """Return what reads lines that each are a JSON object."""
+    """Return a parser of lines that are JSON objects."""
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     names = {role: (columns[role],) if role in columns else known for role, known in COLUMNS.items()}
     paths = {role: [_steps(name) for name in known] for role, known in names.items()}
@@ -88,7 +88,7 @@ def json_lines(_: str, columns: Mapping[str, str]) -> Parser:
 
 
 def delimited(header: str, columns: Mapping[str, str]) -> Parser:
-    """Return what reads CSV whose first line names the columns. Raises ValueError."""
+    """Return a parser of CSV whose first line names the columns. Raises ValueError."""
     delimiter = max(_DELIMITERS, key=header.count)
     names = _split(header, delimiter)
     parse = _by_position(names, columns)
@@ -100,7 +100,7 @@ def delimited(header: str, columns: Mapping[str, str]) -> Parser:
 
 
 def w3c(header: str, columns: Mapping[str, str]) -> Parser:
-    """Return what reads a W3C extended log, such as those of IIS and CloudFront. Raises ValueError."""
+    """Return a parser of a W3C extended log, such as those of IIS and CloudFront. Raises ValueError."""
     if not header.startswith(("#Version:", "#Software:", "#Fields:", "#Date:")):
         raise ValueError("no directive such as #Fields: in the first line")
     parse: Callable[[Sequence[str]], Entry] | None = None
@@ -119,7 +119,7 @@ def w3c(header: str, columns: Mapping[str, str]) -> Parser:
 
 
 def _by_position(names: Sequence[str], columns: Mapping[str, str]) -> Callable[[Sequence[str]], Entry]:
-    """Return what makes an entry of the values of columns with these names. Raises ValueError, or UsageError."""
+    """Return a function from the values of these columns to an entry. Raises ValueError, or UsageError."""
     found = _places(names, columns)
     seconds = found.pop(_SECONDS, None)
     others = [(name, place) for name, place in found.items() if name not in COLUMNS or name == APIKEY]
@@ -144,7 +144,7 @@ def _by_position(names: Sequence[str], columns: Mapping[str, str]) -> Callable[[
 
 
 def _places(names: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
-    """Return which column has each field. Raises ValueError if too little is known, UsageError for wrong `columns`."""
+    """Return the position of each field. Raises ValueError if fields are missing, UsageError for wrong `columns`."""
     places = {name.strip().casefold(): place for place, name in reversed([*enumerate(names)])}
     found = {
         role: places[name.casefold()]
@@ -156,19 +156,19 @@ def _places(names: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
         found |= {"at": places["date"], _SECONDS: places["time"]}
     for role, name in columns.items():
         if name.casefold() not in places:
-            wrong = UsageError if found else ValueError  # where no column is known, the line is hardly a header
+            wrong = UsageError if found else ValueError  # without known columns, the line is probably not a header
             raise wrong(f"no column {name!r} for {role}; there are: {', '.join(names)[:500]}")
         found[role] = places[name.casefold()]
     if "at" in columns:
         found.pop(_SECONDS, None)
     for role, what in _REQUIRED.items():
         if role not in found and not (role == "path" and "request" in found):
-            raise ValueError(f"no column is known to have the {what}; the columns are: {', '.join(names)[:500]}")
+            raise ValueError(f"no column contains the {what}; the columns are: {', '.join(names)[:500]}")
     return found
 
 
 def _entry(value: Read, fields: Mapping[str, str]) -> Entry:
-    """Return the entry that the values of the roles make. Raises ValueError."""
+    """Return the entry for the values of the roles. Raises ValueError."""
     at, host, method = value("at"), _text(value("host")), _text(value("method"))
     target = _text(value("path"))
     if target:
@@ -197,7 +197,7 @@ def _entry(value: Read, fields: Mapping[str, str]) -> Entry:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text: the first of a list, and "" for what stands for nothing."""
+    """Return a value as text: the first of a list, and "" for "-" and other types."""
     if isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, str):
@@ -206,13 +206,13 @@ def _text(value: Any) -> str:
 
 
 def _steps(name: str) -> tuple[str, tuple[str, ...]]:
-    """Return a name as it is, and as a way into objects; the latter is empty if it cannot be one."""
+    """Return a name as it is, and as a path into objects, which is empty without a dot."""
     steps = tuple(name.split("."))
     return name, steps if len(steps) > 1 else ()
 
 
 def _first(record: Mapping[str, Any], names: Iterable[tuple[str, tuple[str, ...]]]) -> Any:
-    """Return the value of the first of some names that a record has; None if it has none of them."""
+    """Return the value of the first name that a record has, or None."""
     for name, steps in names:
         value = record.get(name)
         if value is None and steps:

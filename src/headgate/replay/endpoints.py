@@ -1,8 +1,8 @@
-"""Finding the endpoints of an API in the paths that clients asked for: /orders/17 and /orders/18 are /orders/*.
+"""Infer the endpoints of an API from requested paths: /orders/17 and /orders/18 are /orders/*.
 
-A segment that looks like an identifier (digits, a UUID, hexadecimal, a long token) becomes ``*`` at once. Names are
-told by their number: a place where more than `MOST_NAMES` different ones occur has identifiers, too, unless a few of
-them make up most of the requests; then those few stay, and the others are left to the rule for all endpoints.
+A segment that looks like an identifier (digits, a UUID, hexadecimal, a long token) becomes ``*``. A place with more
+than `MOST_NAMES` different names has identifiers too, unless a few names make up most of the requests: then those few
+are kept, and the rule for all endpoints covers the others.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from heapq import nlargest
 from headgate.policy.trie import ANY, REST
 
 MOST_NAMES = 100
-"""Different segments at one place before they are taken for identifiers."""
+"""Distinct segments at one place before they count as identifiers."""
 FEW_NAMES, MOST_REQUESTS = 20, 0.75
-"""So many names with this share of the requests are no identifiers."""
+"""This many names with this share of the requests are not identifiers."""
 MOST_NODES = 20_000
 MOST_SEGMENTS = 8
-"""The segments of a path that are looked at; what follows is `**`."""
+"""Segments of a path; the rest is `**`."""
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", ""})
-"""Those whose endpoints are apart; "" where a log has no methods. HEAD counts as GET."""
+"""Methods with separate endpoints; "" for logs without methods. HEAD counts as GET."""
 _IDENTIFIER = re.compile(
     r"""\d+ | \d{4}-\d\d-\d\d.* | [0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12} | (?=.*\d)[0-9a-fA-F]{8,}
       | [A-Za-z]{1,16}[_-](?=.*\d)[A-Za-z0-9]{6,} | (?=.*\d).{20,} | .*[@*].* | .{65,}""",
@@ -42,14 +42,14 @@ class Endpoint:
 
     @property
     def current(self) -> Endpoint:
-        """What this endpoint is now a part of, or itself."""
+        """The endpoint that this one was merged into, or itself."""
         found = self
         while found._merged is not None:
             found = found._merged
         return found
 
     def merge_into(self, other: Endpoint) -> None:
-        """Let another endpoint have the requests of this one."""
+        """Move the requests of this endpoint to another."""
         other.requests += self.requests
         self._merged = other
 
@@ -58,8 +58,6 @@ class Endpoint:
 
 
 class _Node:
-    """A place in the tree of all paths."""
-
     __slots__ = ("children", "ends", "full", "pattern")
 
     def __init__(self, pattern: str) -> None:
@@ -67,7 +65,7 @@ class _Node:
         self.children: dict[str, _Node] = {}
         self.ends: dict[str, Endpoint] = {}
         self.full = False
-        """Whether no more names are learned here."""
+        """Whether it accepts no more names."""
 
     def requests(self) -> int:
         return sum(end.requests for end in self.endpoints())
@@ -79,7 +77,7 @@ class _Node:
 
 
 class Endpoints:
-    """Learns endpoints from requests, in bounded memory."""
+    """Endpoints inferred from requests, in bounded memory."""
 
     def __init__(self) -> None:
         self._root = _Node("")
@@ -89,9 +87,9 @@ class Endpoints:
         return self._root.endpoints()
 
     def find(self, method: str, path: str, status: int) -> Endpoint | None:
-        """Return the endpoint of a request, and count it there; None if it belongs to none that is known.
+        """Count a request and return its endpoint, or None if it has no known one.
 
-        Only what was served teaches new endpoints: anybody can ask for paths that do not exist.
+        Only served requests create endpoints: clients may send paths that do not exist.
         """
         if method not in METHODS:
             if method != "HEAD":
@@ -117,7 +115,7 @@ class Endpoints:
         return found
 
     def _child(self, node: _Node, segment: str, status: int) -> _Node | None:
-        """Return what a segment that is not known by its name leads to."""
+        """Return the node for a segment without a node of its own."""
         name = ANY if (ANY in node.children and node.full) or _IDENTIFIER(segment) else segment
         name = REST if segment == REST else name
         found = node.children.get(name)
@@ -134,7 +132,7 @@ class Endpoints:
         return found
 
     def _fill(self, node: _Node) -> None:
-        """Take the names at a place for identifiers, but for a few that make up nearly all requests."""
+        """Treat the names at a node as identifiers, except a few that make up nearly all requests."""
         node.full = True
         counts = {name: child.requests() for name, child in node.children.items() if name != ANY}
         few = nlargest(FEW_NAMES, counts, key=counts.__getitem__)
@@ -149,7 +147,6 @@ class Endpoints:
 
 
 def _merge(source: _Node, target: _Node) -> None:
-    """Let one node have all that is below another one."""
     for method, end in source.ends.items():
         end.merge_into(target.ends.setdefault(method, Endpoint(method, target.pattern)))
     for name, child in source.children.items():

@@ -1,4 +1,4 @@
-"""One request as an access log recorded it, and the spellings that all formats share: times, request lines, hosts."""
+"""A request in an access log, and the notations that formats share: times, request lines, hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _US = timedelta(microseconds=1)
 _LAST = 253402300800 * 1_000_000
 """Microseconds at the end of the year 9999."""
 _UNITS = ((1e11, 1_000_000), (1e14, 1_000), (1e17, 1))
-"""A number below the first is in seconds, then milliseconds, then microseconds; above all it is in nanoseconds."""
+"""Bounds of numbers in seconds, milliseconds, microseconds; larger ones are in nanoseconds."""
 _METHOD = re.compile(r"[A-Za-z][A-Za-z_-]{0,31}", re.ASCII)
 _ESCAPE = re.compile(rb"\\(x[0-9A-Fa-f]{2}|.)", re.DOTALL)
 _ESCAPED = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\b", b"v": b"\v", b"f": b"\f"}
@@ -31,35 +31,33 @@ _NOT_HTTP = "no HTTP request in it"
 
 
 class Entry(NamedTuple):
-    """One request as an access log recorded it. What is unknown is empty."""
+    """A request recorded by an access log. Unknown values are empty."""
 
     at: int
     """Microseconds since the epoch."""
     address: str
-    """Of the client."""
     user: str
-    """The authenticated user."""
     method: str
     path: str
-    """As it was sent, without the query."""
+    """As sent, without the query."""
     host: str
     """Without the port."""
     status: int
-    """0 if it is unknown."""
+    """0 if unknown."""
     agent: str = ""
     fields: Mapping[str, str] = NOTHING
-    """Other columns, by the names that were given to them; `apikey` where a column of that name is known."""
+    """Other columns, by their configured names; `apikey` if there is such a column."""
 
 
 entry: Callable[[tuple[int, str, str, str, str, str, int, str, Mapping[str, str]]], Entry]
-entry = partial(tuple.__new__, Entry)  # a third of the time that the constructor takes
+entry = partial(tuple.__new__, Entry)  # three times as fast as the constructor
 Parser: TypeAlias = Callable[[str], Entry | None]
-"""Returns the request of a line; None for a line that is no request, such as a header. Raises ValueError."""
+"""Returns the request of a line, or None for lines such as headers. Raises ValueError."""
 
 
-@lru_cache(maxsize=1024)  # the lines of one second follow each other
+@lru_cache(maxsize=1024)  # consecutive lines have the same second
 def clf_time(text: str) -> int:
-    """Return the microseconds of a time as web servers write it: 18/Nov/2026:22:05:01 +0000. Raises ValueError."""
+    """Parse a time as web servers write it, 18/Nov/2026:22:05:01 +0000, to microseconds. Raises ValueError."""
     match = _CLF.fullmatch(text)
     if match is None:
         raise ValueError(f"not a time: {text[:40]!r}")
@@ -73,9 +71,9 @@ def clf_time(text: str) -> int:
 
 
 def moment(text: str) -> int:
-    """Return the microseconds of a time in ISO 8601, as web servers write it, or of a number since the epoch.
+    """Parse a time in ISO 8601, in the notation of web servers, or as a number since the epoch, to microseconds.
 
-    Without a zone it is UTC. Raises ValueError.
+    The default zone is UTC. Raises ValueError.
     """
     try:
         return _second(text[:19]) + _tail(text[19:])
@@ -90,8 +88,8 @@ def moment(text: str) -> int:
 
 
 def since_epoch(number: float) -> int:
-    """Return the microseconds of a number of seconds, milliseconds, microseconds or nanoseconds. Raises ValueError."""
-    if not 1e8 <= number < 1e20:  # NaN too; what is before 1973 is rather a count
+    """Convert seconds, milliseconds, microseconds or nanoseconds to microseconds. Raises ValueError."""
+    if not 1e8 <= number < 1e20:  # also NaN; a number before 1973 is rather a count
         raise ValueError(f"not a time: {number!r:.40}")
     at = next((number * unit for bound, unit in _UNITS if number < bound), None)
     micros = number // 1000 if at is None else at
@@ -109,9 +107,9 @@ def _second(text: str) -> int:
     return (datetime(year, month, day, hour, minute, min(59, second), tzinfo=UTC) - _EPOCH) // _US
 
 
-@lru_cache(maxsize=4096)  # all milliseconds of a zone or two
+@lru_cache(maxsize=4096)
 def _tail(text: str) -> int:
-    """Return the microseconds that a fraction of a second and a time zone add."""
+    """Return the microseconds of a fraction of a second and a time zone."""
     match = _TAIL.fullmatch(text)
     if match is None:
         raise ValueError(f"not the end of a time: {text!r}")
@@ -135,7 +133,7 @@ def _zone(text: str | None) -> timezone:
 def requested(line: str) -> tuple[str, str, str]:
     """Return the method, the path and the host of a request line, such as GET /orders?page=2 HTTP/1.1.
 
-    Raises ValueError for what is no HTTP request: a server logs the bytes that it could not read as one, too.
+    Raises ValueError if it is not an HTTP request: servers log unparsable bytes as request lines too.
     """
     method, _, rest = line.partition(" ")
     target, _, protocol = rest.rpartition(" ")
@@ -147,7 +145,7 @@ def requested(line: str) -> tuple[str, str, str]:
 
 
 def located(target: str) -> tuple[str, str]:
-    """Return the path and the host of what a request asked for: a path, or a whole URL. Raises ValueError."""
+    """Return the path and the host of a request target: a path, or a whole URL. Raises ValueError."""
     host = ""
     if target[:1] != "/":
         scheme, separator, rest = target.partition("://")
@@ -165,12 +163,12 @@ def portless(text: str) -> str:
         return text[1:].partition("]")[0]
     host, colon, port = text.rpartition(":")
     if colon and port.isdecimal() and (":" not in host or host.count(":") == 7):
-        text = host  # eight groups, or none: it cannot be the end of an IPv6 address
+        text = host  # eight groups, or none: not the end of an IPv6 address
     return "" if text in {"-", "unix:"} else text
 
 
 def unescaped(text: str) -> str:
-    r"""Return a quoted field as it was before the server escaped it: \x22, \" and \\."""
+    r"""Undo a server's escapes in a quoted field: \x22, \" and \\."""
     if "\\" not in text:
         return text
     return _ESCAPE.sub(_unescape, text.encode()).decode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""The formats of access logs that are plain text: what a line of each looks like, and the request in it.
+"""Parse access logs in plain text formats.
 
-The common line takes a path of its own through `str.split`, which costs half of what a regular expression does. What
-that path does not recognise in a line, such as an escaped quote or a user with a space, goes to the regular expression.
+The common line has a fast path through `str.split`, at half the cost of a regular expression. Lines with anything
+unusual, such as an escaped quote or a user with a space, go to the regular expression.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _COMBINED = re.compile(
 _VHOST = re.compile(r"([^\s:\[\]]+|\[[0-9A-Fa-f:.]+\]):\d+ (?=[0-9A-Za-z:\[])")
 _ALB_TYPES = frozenset({"http", "https", "h2", "grpcs", "ws", "wss"})
 _ISTIO_ADDRESS = 4
-"""Where in what follows the last quote of a line of Istio the address of the client is."""
+"""The client's address, by its position after the last quote of an Istio line."""
 
 
 def combined(line: str) -> Entry:
-    """Return the request in a line of nginx or Apache, in the format `combined` or `common`. Raises ValueError.
+    """Parse a line of nginx or Apache in the format `combined` or `common`. Raises ValueError.
 
-    What a longer format adds after these fields is not read.
+    Fields that a longer format appends are ignored.
     """
     try:
         head, request, size, *more = line.split('"')
@@ -71,7 +71,7 @@ def _combined(line: str) -> Entry:
 
 
 def vhost_combined(line: str) -> Entry:
-    """Return the request in a line of Apache that begins with the virtual host and its port. Raises ValueError."""
+    """Parse a line of Apache that begins with the virtual host and its port. Raises ValueError."""
     match = _VHOST.match(line)
     if match is None:
         raise ValueError("no virtual host and port at the start")
@@ -80,10 +80,10 @@ def vhost_combined(line: str) -> Entry:
 
 
 def envoy(line: str) -> Entry:
-    """Return the request in a line of Envoy's default format, or of Istio's. Raises ValueError.
+    """Parse a line of Envoy's default format, or of Istio's. Raises ValueError.
 
-    The client is the last address of X-Forwarded-For, which the Envoy at the edge has appended. Envoy does not escape
-    quotes, so a line with more of them than the format has is not believed.
+    The client is the last address of X-Forwarded-For, which the edge Envoy has appended. Envoy does not escape quotes,
+    so lines with additional quotes are rejected.
     """
     parts = line.split('"')
     if len(parts) not in {13, 15} or parts[0][:1] != "[" or parts[0][-2:] != "] ":
@@ -109,7 +109,7 @@ def envoy(line: str) -> Entry:
 
 
 def alb(line: str) -> Entry:
-    """Return the request in a line of an AWS Application Load Balancer. Raises ValueError."""
+    """Parse a line of an AWS Application Load Balancer. Raises ValueError."""
     head, _, rest = line.partition(' "')
     parts = head.split(" ")
     if len(parts) != 12 or parts[0] not in _ALB_TYPES:

@@ -1,12 +1,10 @@
-"""Replays logs: every request is decided by an engine, at the time that its line says.
+"""Replay logs: an engine decides every request at the time of its line.
 
-The engine is the one that services and applications use, with a memory store whose clock is set to the time of each
-line. So a replay decides as a service would have decided that started empty at the first line, and knew of no requests
-but those of the log.
+It is the engine of services and applications, with a memory store whose clock is set by the log. So a replay decides as
+a service would have that started empty at the first line and received no other requests.
 
-**Order.** Logs are written when a request ends, and by several workers: lines are a little out of order. The clock
-never goes back, as that of no service does: a line that is older than one before it is decided at the time of that one,
-and counted as late.
+**Order.** Logs are written when requests end, and by several workers: lines are slightly out of order. The clock never
+goes back: a line older than one before it is decided at that one's time, and counted as late.
 """
 
 from __future__ import annotations
@@ -23,23 +21,22 @@ from headgate.core.quota import SECOND
 from headgate.engine import Engine, Ruling
 from headgate.policy.model import Ruleset
 from headgate.policy.request import APIKEY, IP, USER, Request, principal_name
-from headgate.replay.logs import Entry, UnreadLine
-from headgate.replay.merging import MergedLogs
+from headgate.replay.logs import Entry, MergedLogs, UnreadLine
 from headgate.replay.results import Comparison, ComparisonSummary, RulesResults, RulesSummary, Timeline
 from headgate.stores.memory import MAX_KEYS, MemoryStore
 
 TOO_MANY = 429
 SHOWN_UNREAD = 5
 BATCH = 1000
-"""Lines between two signs of progress."""
+"""Lines between calls of `progress`."""
 OWN_FIELDS = ("user", "address", "host", "agent", "method", "path")
-"""What every format has; other fields are columns of the log, by their names there."""
+"""Fields of every format; others are columns of the log."""
 Decided: TypeAlias = tuple[Entry, Request, list[Ruling | None]]
-"""A line, what it asks, and what each engine says; None: that it is no request that can be decided."""
+"""A line, its request, and the ruling of each engine; None for an invalid request."""
 
 
 class LogTime(SystemClock):
-    """The time of the line that is decided; it never goes back."""
+    """The time of the current line; it never goes back."""
 
     def __init__(self) -> None:
         self.moment = 0
@@ -49,26 +46,26 @@ class LogTime(SystemClock):
 
 
 class Fields(NamedTuple):
-    """Which fields of a line say who made the request."""
+    """The fields of a line that identify the caller."""
 
     principals: Mapping[str, str] = {}
-    """By the name of a principal, over those that each line has: the user and the address ("ip")."""
+    """By principal, in addition to the user and the address ("ip") of each line."""
     attributes: Mapping[str, str] = {}
-    """By the name of an attribute."""
+    """By attribute."""
     tier: str = ""
-    """The field with the tier; empty: that of the user, as the rules have it."""
+    """The field with the tier; empty: the rules assign it by user."""
 
     def wanted(self) -> set[str]:
-        """Return the names of all of them."""
+        """Return the names of all fields."""
         return {*self.principals.values(), *self.attributes.values(), self.tier} - {""}
 
     def columns(self) -> dict[str, str]:
-        """Return those that a `LogReader` has to read as they are."""
+        """Return the columns that a `LogReader` has to read."""
         return {name: name for name in self.wanted() if name not in OWN_FIELDS}
 
 
 class Period(NamedTuple):
-    """Lines that are replayed, in microseconds since the epoch: from `since` on, and before `until`."""
+    """The period to replay, in microseconds since the epoch: from `since`, before `until`."""
 
     since: int = 0
     until: int = 1 << 62
@@ -78,11 +75,7 @@ _NO_FIELDS, _ALWAYS = Fields(), Period()
 
 
 class Requests:
-    """Makes the requests of lines.
-
-    Args:
-        fields: see `Fields`.
-    """
+    """Converts lines to requests."""
 
     def __init__(self, fields: Fields) -> None:
         self._tier = fields.tier
@@ -90,10 +83,9 @@ class Requests:
         self._attributes = dict(fields.attributes)
         self._is_plain = not (self._principals or self._attributes or self._tier)
         self.missing = fields.wanted()
-        """Fields that no line has had so far."""
+        """Fields that no line has had yet."""
 
     def of(self, entry: Entry) -> Request:
-        """Return the request of a line."""
         principal: dict[str, str] = {}
         if entry.user:
             principal[USER] = entry.user
@@ -124,13 +116,9 @@ class Requests:
 
 
 class Replay:
-    """Decides the requests of a log by rules, and counts what they do.
+    """Decides the requests of a log by rules, and counts the results; a second ruleset is compared with the first.
 
-    Args:
-        rulesets: the rules; those of a second file are compared with the first.
-        fields: see `Fields`.
-        period: see `Period`.
-        max_keys: see `headgate.stores.memory.MemoryStore`; of each file of rules.
+    `max_keys` is that of each ruleset's `headgate.stores.memory.MemoryStore`.
     """
 
     def __init__(
@@ -155,7 +143,7 @@ class Replay:
         self.is_full = False
 
     def run(self, entries: Iterable[Entry], progress: Callable[[], object] = lambda: None) -> None:
-        """Decide and count all of them; `progress` is called now and then."""
+        """Decide and count all entries; `progress` is called periodically."""
         results, comparison, timeline, clock = self.results, self.comparison, self.timeline, self.clock
         only = results[0]
         for entry, request, rulings in self.decided(entries):
@@ -175,7 +163,7 @@ class Replay:
                 progress()
 
     def decided(self, entries: Iterable[Entry]) -> Iterator[Decided]:
-        """Decide the lines of the period one after the other, each at its time."""
+        """Decide the lines of the period, each at its time."""
         clock, request_of, (since, until) = self.clock, self.requests.of, self._period
         deciding = [(engine.check, results) for engine, results in zip(self._engines, self.results, strict=True)]
         for entry in entries:
@@ -202,7 +190,7 @@ class Replay:
             yield entry, request, rulings
 
     def summary(self, logs: MergedLogs | None = None, *, is_complete: bool = True) -> ReplaySummary:
-        """Return what was found so far, and which lines of the logs could not be read."""
+        """Return the results so far, and the lines of the logs that could not be parsed."""
         return ReplaySummary(
             is_complete=is_complete,
             lines=self.lines,
@@ -224,33 +212,29 @@ class Replay:
 
 
 class ReplaySummary(msgspec.Struct, frozen=True):
-    """What a replay found."""
-
     is_complete: bool
-    """Else it was interrupted."""
+    """False if interrupted."""
     lines: int
-    """Lines that were decided."""
+    """Lines decided."""
     unread: int
-    """Lines that could not be read."""
+    """Lines that could not be parsed."""
     unread_first: tuple[UnreadLine, ...]
     outside: int
-    """Lines before or after the period."""
     late: int
-    """Lines that are older than one before them."""
+    """Lines older than one before them."""
     latest_seconds: float
-    """By how much, at most."""
+    """The most that one of them was late."""
     answered_429: int
-    """Requests that were refused when they were made, by their status."""
+    """Requests refused when they were made, by status."""
     stores_full: bool
-    """Whether principals had to share states: they may be refused early."""
+    """Whether principals had to share state and may be refused early."""
     fields_missing: tuple[str, ...]
-    """Fields that were asked for and that no line has."""
+    """Requested fields that no line has."""
     began: str | None
     ended: str | None
-    """The times of the first and the last line, as RFC 3339 writes them, in UTC."""
+    """Times of the first and the last line: RFC 3339, UTC."""
     buckets_from: str
     bucket_seconds: int
-    """When the first bucket of all counts over time begins, and how long each is."""
+    """Start of the first bucket of all series, and the length of each."""
     rules: tuple[RulesSummary, ...]
-    """Of the rules, and of those that they are compared with."""
     comparison: ComparisonSummary | None

@@ -1,7 +1,7 @@
-"""A replay as one page of HTML that needs nothing else: no script, no request to anywhere, light and dark.
+"""A replay as a self-contained HTML page: no scripts, no requests, light and dark.
 
-What logs have was chosen by clients. So elements are made by `element` alone, which escapes every text, and a content
-security policy lets the page run and load nothing but its own style.
+Logs contain what clients sent. So only `element` builds elements, which escapes every text, and the content security
+policy allows nothing but the page's own style.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from headgate.replay.results import DENY_LIST, ComparisonSummary, RefusedSummary
 from headgate.replay.wording import counted, later, notes_on, percent, period_text, readable, unit_text
 
 MOST_RULES = 200
-"""Rules that are shown of each file; those that refuse least are left out."""
+"""Rules shown of each file, those that refuse most."""
 _TALL, _TREND = 100, 60
-"""The most columns of a trend in a table, and the height of charts in their own units."""
+"""Height of charts in their own units, and the columns of a trend in a table."""
 _EMPTY = {"meta", "path", "rect", "line"}
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Markup, which is not escaped."""
 
     __slots__ = ()
 
 
 def element(tag: str, *children: str | Html | Iterable[str | Html] | None, **attributes: str | float | None) -> Html:
-    """Return an element; children that are no `Html` are escaped. ``class_`` is the attribute "class"."""
+    """Return an element; children other than `Html` are escaped. ``class_`` is the attribute "class"."""
     given = [
         f' {name.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
         for name, value in attributes.items()
@@ -56,13 +56,7 @@ def _joined(children: Iterable[str | Html | Iterable[str | Html] | None]) -> Htm
 
 
 def report(summary: ReplaySummary, names: Sequence[str], logs: Sequence[str]) -> str:
-    """Return the page.
-
-    Args:
-        summary: what was found.
-        names: what the files of rules are called.
-        logs: what the logs are called.
-    """
+    """Return the page; `names` are those of the rule files, `logs` those of the logs."""
     style = resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8")
     digest = b64encode(sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -114,7 +108,7 @@ class _Page:
         charts = [
             _legend(("requests", f"requests in {unit_text(self._summary.bucket_seconds)}"), ("refused", "refused")),
             self._chart(
-                [("requests", rules.requests_over_time), ("refused", rules.refused_over_time)], "tall", is_told=True
+                [("requests", rules.requests_over_time), ("refused", rules.refused_over_time)], "tall", has_labels=True
             ),
         ]
         if refused:
@@ -142,8 +136,8 @@ class _Page:
         idle = [rule.id for rule in rules.rules if not rule.decided and rule.enabled]
         if idle:
             more = f" and {len(idle) - 20:,} more" if len(idle) > 20 else ""
-            told = f"Applied to no request: {', '.join(idle[:20])}{more}"
-            parts.append(element("p", told, class_="quiet"))
+            text = f"Applied to no request: {', '.join(idle[:20])}{more}"
+            parts.append(element("p", text, class_="quiet"))
         return parts
 
     def _rule(self, rule: RuleSummary, *, is_open: bool) -> Html:
@@ -172,9 +166,9 @@ class _Page:
         ]
         more = []
         if rule.decided:
-            told = "would be refused" if is_shadow else "refused"
+            text = "would be refused" if is_shadow else "refused"
             more += [
-                _legend(("requests", "requests"), (kind, told)),
+                _legend(("requests", "requests"), (kind, text)),
                 self._chart([("requests", rule.decided_over_time), (kind, counts)], "low"),
             ]
         if refused.count:
@@ -191,7 +185,7 @@ class _Page:
         )
 
     def _refused(self, refused: RefusedSummary, of: str = "", title: str = "Refused most often") -> Html:
-        """Return who was refused, and what first."""
+        """Return the principals refused most often, and the first refusal."""
         head = element("tr", element("th", title), element("th", "Requests", class_="number"))
         least = "" if refused.top_exact else "at least "
         rows = [
@@ -270,14 +264,14 @@ class _Page:
             parts.append(element("div", element("table", head, rows), class_="scroll"))
         return element("section", element("h2", "Good to know"), element("div", parts, class_="card notes"))
 
-    def _chart(self, series: Sequence[tuple[str, Sequence[int]]], size: str, *, is_told: bool = False) -> Html:
-        """Return a chart over time; the first of the series has the highest counts. Hovering tells them, if wanted."""
+    def _chart(self, series: Sequence[tuple[str, Sequence[int]]], size: str, *, has_labels: bool = False) -> Html:
+        """Return a chart over time; the first series has the highest counts. Hovering shows the counts, on request."""
         counts = [count for _, count in series]
         buckets, highest = len(counts[0]), max(map(max, counts))
         drawn: list[Html] = [element("line", x1=0, x2=buckets, y1=y, y2=y, class_="grid") for y in (0, _TALL // 2)]
         drawn += [element("path", d=_area(count, highest), class_=kind) for kind, count in series]
-        if is_told:
-            drawn += [self._told(place, series) for place in range(buckets)]
+        if has_labels:
+            drawn += [self._hover_label(place, series) for place in range(buckets)]
         each = unit_text(self._summary.bucket_seconds)
         title = f"{' and '.join(kind for kind, _ in series)} over time, at most {highest:,} in {each}"
         view = f"0 0 {buckets} {_TALL}"
@@ -288,15 +282,13 @@ class _Page:
         return element("figure", scale, svg, times)
 
     def _at(self, place: int) -> datetime:
-        """Return when a bucket begins."""
         return later(self._starts, self._summary.bucket_seconds * place)
 
-    def _told(self, place: int, series: Sequence[tuple[str, Sequence[int]]]) -> Html:
+    def _hover_label(self, place: int, series: Sequence[tuple[str, Sequence[int]]]) -> Html:
         text = f"{self._at(place):%Y-%m-%d %H:%M:%S} UTC"
         for kind, counts in series:
             text += f"\n{counts[place]:,} {kind}"
-        told = Html(escape(text))  # with its line breaks
-        return element("rect", element("title", told), x=place, y=0, width=1, height=_TALL, class_="over")
+        return element("rect", element("title", Html(escape(text))), x=place, y=0, width=1, height=_TALL, class_="over")
 
 
 def _figure(value: str, about: str, kind: str | None = None) -> Html:
@@ -329,7 +321,7 @@ def _trend(counts: Sequence[int], kind: str) -> Html:
 
 
 def _area(counts: Sequence[int], highest: int) -> str:
-    """Return the outline of counts as steps; what is not zero shows, however small."""
+    """Return the outline of counts as steps; every nonzero count is visible."""
     path, last = f"M0 {_TALL}", 0.0
     for place, count in enumerate(counts):
         height = max(_TALL * count / highest, 1.5) if count else 0

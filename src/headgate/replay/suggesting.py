@@ -1,14 +1,14 @@
-"""Suggests limits from what principals used: rules as a file, each with its reasons as comments.
+"""Suggest limits from observed usage: a rule file with the reasons as comments.
 
-The limit of a rule is what 99.9 % of principals needed in their busiest minute and hour, times the headroom, rounded
-up, and at least `LEAST_LIMIT`. Those who come once or twice, as most addresses do, say nothing about those who come
-often: where there are enough principals with `REGULAR` requests, only they count for the percentiles.
+A rule's limit is what 99.9 % of principals needed in their busiest minute and hour, times the headroom, rounded up, and
+at least `LEAST_LIMIT`. Principals with one or two requests, like most addresses, say nothing about regular ones: if
+enough principals have `REGULAR` requests, the percentiles are theirs.
 
-Outliers are left out, so that the limit does not follow them: a few principals at the top (up to 1 %, at least 3 and at
-most 20) who used at least `GAP` times as much as the next one.
+Outliers are excluded: a few principals at the top (up to 1 %, at least 3 and at most 20) who used at least `GAP` times
+as much as the next one.
 
-Windows are measured as they stand on the clock, so any other minute may hold what was in two of them. Therefore a
-headroom of 2 is enough, with every algorithm, for all who stay within the percentile.
+Windows are measured on the clock, so any other minute may hold the usage of two of them. Hence a headroom of 2 is
+enough, with every algorithm, for all principals within the percentile.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from headgate.replay.entry import Entry
 from headgate.replay.use import WINDOWS, Usage, Use
 
 REGULAR, LEAST_REGULARS = 10, 100
-"""The percentiles are those of principals with so many requests, if there are so many of them."""
+"""Percentiles are those of principals with this many requests, if there are enough of them."""
 _LEAST_SAMPLED = 10
-"""With fewer of them for an endpoint, no limit is suggested for it."""
+"""Fewer principals of an endpoint give no suggestion for it."""
 LEAST_LIMIT = 5
-"""No limit is lower: where one request is usual, a second try is no abuse."""
+"""Lowest limit: where one request is usual, a retry is no abuse."""
 GAP, LEAST_OUTLIER = 3, 10
-"""An outlier used so many times as much as the next principal, and at least so many requests in a window."""
+"""An outlier used this many times as much as the next principal, and this many requests in a window."""
 _MOST_OUTLIERS = 20
 HEADROOM = 2.0
 MOST_ENDPOINTS, LEAST_SHARE = 10, 0.01
-"""Rules for single endpoints: so many, each with this share of all requests."""
+"""Rules for single endpoints: at most this many, each with this share of all requests."""
 LOOKED_AT = 10_000
-"""Lines that show who is counted."""
+"""Lines from which to choose the principal."""
 _NAMED = 5
 _TOO_MANY = 429
 _LONGEST_NAME = 80
@@ -56,7 +56,7 @@ Principal: TypeAlias = Callable[[Entry], str]
 
 
 class Over(NamedTuple):
-    """A principal that used more than a suggested limit."""
+    """A principal above a suggested limit."""
 
     principal: str
     peak: int
@@ -69,20 +69,18 @@ class Suggested(NamedTuple):
     rule: Rule
     reasons: Sequence[str]
     over: Sequence[Over]
-    """Those who used more than it, the worst first."""
+    """Principals above the limit, the worst first."""
     has_regulars: bool
-    """Whether the percentiles are those of principals who come often."""
+    """Whether the percentiles are those of regular principals."""
 
 
 class Suggestion(NamedTuple):
-    """Suggested rules."""
-
     rules: Sequence[Suggested]
     about: Sequence[str]
-    """What was measured."""
+    """Comments about the measurement."""
 
     def to_yaml(self) -> str:
-        """Return the rules as a file, with the reasons as comments."""
+        """Return the rules as a file with the reasons as comments."""
         reasons = {f"- id: {each.rule.id}": each.reasons for each in self.rules}
         lines = [f"# {line}" for line in self.about]
         for line in to_yaml(Ruleset(tuple(each.rule for each in self.rules))).splitlines():
@@ -93,14 +91,15 @@ class Suggestion(NamedTuple):
 
 
 class Suggester:
-    """Measures the requests of logs, and suggests limits.
+    """Measures the requests of logs and suggests limits.
 
     Args:
-        by: what is counted apart: a dimension; "" for the user if most of the first requests have one, else the API
-            key, else the address.
-        field: the field of the log that has it, if it is none of these.
-        headroom: what the measured use is multiplied by.
-        most_endpoints: how many rules are for single endpoints.
+        by: the dimension to count by; default: the user if most of the first requests have one, else the API key, else
+        the
+            address.
+        field: the log field of another dimension.
+        headroom: factor for the measured usage.
+        most_endpoints: the number of rules for single endpoints.
         shadow: whether the rules only report.
     """
 
@@ -115,9 +114,9 @@ class Suggester:
         usage: Usage | None = None,
     ) -> None:
         if not 1 <= headroom <= 100:
-            raise UsageError(f"the headroom is a number from 1 to 100, not {headroom:g}")
+            raise UsageError(f"headroom must be a number from 1 to 100, not {headroom:g}")
         if not 0 <= most_endpoints <= 1000:
-            raise UsageError(f"there are 0 to 1000 rules for endpoints, not {most_endpoints}")
+            raise UsageError(f"the number of rules for endpoints must be from 0 to 1000, not {most_endpoints}")
         self._by, self._field = by, field
         self._headroom, self._most_endpoints, self._shadow = headroom, most_endpoints, shadow
         self._usage = usage or Usage()
@@ -125,7 +124,7 @@ class Suggester:
         self._began, self._ended = 1 << 62, 0
 
     def read(self, entries: Iterable[Entry], step: Callable[[], object] = lambda: None) -> None:
-        """Measure the requests of a log; `step` is called now and then."""
+        """Measure the requests of a log; `step` is called periodically."""
         source = iter(entries)
         first = [entry for _, entry in zip(range(LOOKED_AT), source, strict=False)]
         principal = self._chosen(first)
@@ -136,7 +135,7 @@ class Suggester:
                     step()
 
     def _chosen(self, first: Sequence[Entry]) -> Principal:
-        """Return what takes the principal from a line; see `by`."""
+        """Return the function that extracts the principal from a line."""
         ways: dict[str, Principal] = {USER: _user, APIKEY: _apikey, IP: _address}
         if not self._by:
             self._by = next(
@@ -153,7 +152,7 @@ class Suggester:
         self._ended = max(self._ended, at)
         try:
             who, path = principal(entry), normalised(entry.path)
-        except InvalidRequest:  # the service answers it with an error, and counts nothing
+        except InvalidRequest:  # a service answers with an error and counts nothing
             self.invalid += 1
             return
         if who:
@@ -166,7 +165,7 @@ class Suggester:
         usage, people = self._usage, _PEOPLE.get(self._by, self._by)
         if not usage.requests:
             raise UsageError(
-                f"no request of the {self.lines:,} in the log has {_article(people)}: see --by and --column"
+                f"none of the {self.lines:,} requests in the log has {_article(people)}: see --by and --column"
             )
         overall = self._suggested(None, f"all-per-{self._by}", LEAST_REGULARS)
         rules, ids = [overall], {overall.rule.id}
@@ -180,12 +179,12 @@ class Suggester:
         return Suggestion(rules, [*self._about(people)])
 
     def _endpoints(self) -> list[Endpoint]:
-        """Return those that rules are suggested for, the busiest first."""
+        """Return the endpoints to suggest rules for, the busiest first."""
         found = [each for each in self._usage.endpoints if each.requests >= LEAST_SHARE * self._usage.requests]
         return sorted(found, key=lambda each: (-each.requests, str(each)))[: self._most_endpoints]
 
     def _suggested(self, endpoint: Endpoint | None, name: str, least_regulars: int) -> Suggested:
-        """Return the rule for an endpoint, or for all."""
+        """Return the rule for one endpoint, or for all."""
         usage, people = self._usage, _PEOPLE.get(self._by, self._by)
         has_hours = self._ended - self._began >= WINDOWS[1][1]
         measured = [
@@ -234,23 +233,23 @@ class Suggester:
             yield "Every rule is a shadow: it counts and reports, and refuses nothing until `shadow` is removed."
         yield "Try it on the log: headgate replay --rules THIS_FILE LOG"
         if self._usage.level:
-            yield f"There are many {_plural(people)}: one of {1 << self._usage.level} was measured, drawn by chance."
+            yield f"There are many {_plural(people)}: a random sample of one in {1 << self._usage.level} was measured."
         if span < _DAY_US:
             yield "The log covers less than a day: busier hours may need more."
         if self.unsuggested:
-            few = f"too few {_plural(people)} who come often use them"
-            yield f"Busy endpoints without a rule, as {few}: {self.unsuggested}."
+            few = f"too few regular {_plural(people)}"
+            yield f"Busy endpoints without a rule, since they have {few}: {self.unsuggested}."
         if self.refused:
-            yield f"Requests that were answered 429: {self.refused:,}. Without that limit, there may have been more."
+            yield f"Requests answered with 429: {self.refused:,}. Without that limit, there may have been more."
         if self.without_principal:
             share = 100 * self.without_principal / self.lines
-            yield f"{self.without_principal:,} requests ({share:.1f} %) have no {people}: no rule here is for them."
+            yield f"{self.without_principal:,} requests ({share:.1f} %) have no {people}: no rule here applies."
         if self.invalid:
-            yield f"{self.invalid:,} requests have a path or an address that the service refuses: they were left out."
+            yield f"{self.invalid:,} requests have a path or an address that the service rejects: they were excluded."
 
 
 class _Measured:
-    """What was used of an endpoint in one kind of window, and the limit that follows."""
+    """Usage of an endpoint in one kind of window, and the resulting limit."""
 
     def __init__(self, unit: str, use: Use, headroom: float) -> None:
         self.unit, self._use, self._headroom = unit, use, headroom
@@ -259,11 +258,11 @@ class _Measured:
         self.outliers = _outliers(self.ordered, self.count)
         self._normal: list[int] = []
         self.regulars = 0
-        """How many principals the percentiles are taken from, if not from all."""
+        """The number of principals behind the percentiles; 0: all."""
         self.limit = 0
 
     def leave_out(self, outliers: set[str], least_regulars: int) -> None:
-        """Take the percentiles and the limit from the others."""
+        """Compute percentiles and limit without the outliers."""
         sampled = self._use.peaks.keys() if self._use.sampled is None else self._use.sampled
         counted = [each for each in sampled if each not in outliers]
         regulars = [each for each in counted if self._use.requests[each] >= REGULAR]
@@ -280,7 +279,7 @@ class _Measured:
         return [Over(principal, peak, self.unit) for peak, principal in self.ordered if peak > self.limit]
 
     def standing_for(self, principals: Iterable[str]) -> int:
-        """Return how many principals these stand for."""
+        """Return how many principals these represent."""
         sampled = self._use.sampled
         return sum(self._use.weight if sampled is not None and each in sampled else 1 for each in principals)
 
@@ -298,7 +297,7 @@ class _Measured:
 
 
 def rounded_up(number: int) -> int:
-    """Return the next number that people would choose: 1 to 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 120 ..."""
+    """Return the next round number: 1 to 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 120 ..."""
     if number <= 10:
         return max(1, number)
     unit = int(10 ** (len(str(number)) - 2))
@@ -306,7 +305,7 @@ def rounded_up(number: int) -> int:
 
 
 def _outliers(ordered: Sequence[tuple[int, str]], count: int) -> set[str]:
-    """Return the principals at the top that used `GAP` times as much as the next one."""
+    """Return the top principals that used `GAP` times as much as the next one."""
     most = min(max(3, count // 100), _MOST_OUTLIERS, len(ordered) // 4)
     for place in range(most, 0, -1):
         if ordered[place - 1][0] >= max(LEAST_OUTLIER, GAP * ordered[place][0]):
@@ -315,7 +314,7 @@ def _outliers(ordered: Sequence[tuple[int, str]], count: int) -> set[str]:
 
 
 def _over(measured: Sequence[_Measured]) -> list[Over]:
-    """Return who went over the limit of any window, the worst first."""
+    """Return the principals above the limit of any window, the worst first."""
     limits = {each.unit: each.limit for each in measured}
     found: dict[str, Over] = {}
     for over in sorted(
@@ -327,19 +326,19 @@ def _over(measured: Sequence[_Measured]) -> list[Over]:
 
 def _over_text(over: Sequence[Over], measured: Sequence[_Measured], outliers: set[str], people: str) -> str:
     if not over:
-        return f"No {people} went over it."
+        return f"No {people} exceeded it."
     count = measured[0].standing_for(each.principal for each in over)
     named = ", ".join(
         f"{_name(each.principal)} ({each.peak:,} in a{'n' * (each.window == 'hour')} {each.window})"
         for each in over[:_NAMED]
     )
     more = f" and {count - _NAMED:,} more" if count > _NAMED else ""
-    left_out = " Outliers were left out of the percentiles." if outliers else ""
-    return f"{count:,} of {measured[0].count_text(people)} went over it: {named}{more}.{left_out}"
+    left_out = " Outliers were excluded from the percentiles." if outliers else ""
+    return f"{count:,} of {measured[0].count_text(people)} exceeded it: {named}{more}.{left_out}"
 
 
 def _acts_before(rule: Rule, overall: Rule) -> bool:
-    """Whether a rule for an endpoint can refuse what the rule for all admits."""
+    """Return whether a rule for an endpoint can refuse what the overall rule admits."""
     limits = {quota.window_us: quota.limit for quota in overall.quotas}
     return any(quota.limit < limits.get(quota.window_us, quota.limit + 1) for quota in rule.quotas)
 

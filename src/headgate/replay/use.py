@@ -1,9 +1,8 @@
-"""How much each principal used of each endpoint in its busiest minute and hour, in memory that does not grow.
+"""How much each principal used of each endpoint in its busiest minute and hour, in bounded memory.
 
-As long as there are few principals, all are measured. When there are more than `MOST_CELLS` allow, the measurement goes
-on with half of them, those whose hash is in the lower half: a sample that chance has drawn, in which each principal is
-measured from the first line to the last. The busiest ones are kept beside the sample, and so are those that become
-busy later, so that no outlier is missed; they do not count for the percentiles.
+Few principals are all measured. Beyond `MOST_CELLS`, the measurement continues with half of them, by hash: a random
+sample, in which each principal is measured from the first line to the last. The busiest are kept beside the sample, and
+so are those that become busy later, so no outlier is missed; they do not count for the percentiles.
 """
 
 from __future__ import annotations
@@ -17,32 +16,32 @@ from headgate.policy.trie import matches, parsed
 from headgate.replay.endpoints import Endpoint, Endpoints
 
 WINDOWS = (("minute", 60_000_000), ("hour", 3_600_000_000))
-"""The windows that are measured, and their microseconds. They begin at multiples of their length."""
+"""The measured windows and their microseconds, aligned to multiples of their length."""
 MOST_CELLS = 100_000
-"""A cell is what one principal used of one endpoint; some 400 bytes."""
+"""A cell counts one principal's usage of one endpoint; some 400 bytes."""
 _MOST_OF_ONE = 64
-"""Endpoints of one principal that are measured."""
+"""Measured endpoints of one principal."""
 _KEPT = 16
-"""So many of the busiest principals of so many endpoints are kept beside the sample."""
+"""This many of the busiest principals of as many endpoints are kept beside the sample."""
 _LEAST_BUSY = 10
 _MOST_WAITING = 50_000
 _HASHES = 1 << 32
 _REQUESTS, _NUMBER, _PEAK = 0, 1, 3
 _Cell: TypeAlias = list[int]
-"""Requests; then, of each window: the number of the last one, the requests in it, and the most that were in one."""
+"""Requests; then, for each window: the number of the last one, its requests, and the most requests in one."""
 
 
 class Use(NamedTuple):
     """What principals used of an endpoint in their busiest window."""
 
     peaks: dict[str, int]
-    """Of each principal that was measured."""
+    """By principal."""
     requests: dict[str, int]
-    """Of each of them, for all endpoints."""
+    """By principal, for all endpoints."""
     sampled: frozenset[str] | None
-    """Those that stand for all; None: all that were measured do."""
+    """The principals of the sample; None: all were measured."""
     weight: int
-    """How many principals each of the sample stands for."""
+    """The number of principals that each of the sample represents."""
 
 
 class Usage:
@@ -52,11 +51,11 @@ class Usage:
         self.endpoints = Endpoints()
         self.requests = 0
         self.level = 0
-        """One principal of 2 ** level is in the sample."""
+        """One principal in 2 ** level is in the sample."""
         self._most_cells, self._cells = most_cells, 0
         self._principals: dict[str, dict[Endpoint | None, _Cell]] = {}
         self._waiting: dict[str, int] = {}
-        """Requests of those that are not in the sample, in the present minute."""
+        """Requests of principals outside the sample in the current minute."""
         self._minute, self._busy = 0, _LEAST_BUSY
 
     def add(self, at: int, principal: str, method: str, path: str, status: int) -> None:
@@ -84,8 +83,8 @@ class Usage:
     def use(self, endpoint: Endpoint | None, window: int) -> Use:
         """Return what principals used of an endpoint, or of all, in their busiest window of a kind.
 
-        Requests that another pattern has too count for both, as they do for rules. Where the busiest windows may have
-        been different ones, the result is an upper bound.
+        Requests that another pattern matches too count for both, as they do for rules. If their busiest windows differ,
+        the result is an upper bound.
         """
         place = 3 * window + _PEAK
         peaks: dict[str, int] = {}
@@ -110,7 +109,7 @@ class Usage:
         return crc32(principal.encode()) < _HASHES >> self.level
 
     def _enters(self, at: int, principal: str) -> bool:
-        """Whether a principal that is not known is measured from now on."""
+        """Return whether to measure an unknown principal from now on."""
         if self._is_sampled(principal):
             return True
         minute = at // WINDOWS[0][1]
@@ -126,7 +125,7 @@ class Usage:
         return False
 
     def _shrink(self) -> None:
-        """Go on with the busiest of each endpoint and the sample; with half of that, if it is too large."""
+        """Keep the busiest principals of each endpoint and the sample, halved while it is too large."""
         kept = self._busiest()
         while True:
             self._principals = {
@@ -140,7 +139,7 @@ class Usage:
             self.level += 1
 
     def _busiest(self) -> set[str]:
-        """Return the busiest principals of the endpoints that are used most."""
+        """Return the busiest principals of the most used endpoints."""
         by_endpoint: dict[Endpoint | None, list[tuple[_Cell, str]]] = {}
         for principal, cells in self._principals.items():
             for endpoint, cell in cells.items():
@@ -165,9 +164,7 @@ def _count(cell: _Cell, numbers: Iterable[int]) -> None:
     place = _NUMBER
     for number in numbers:
         last = cell[place]
-        if (
-            number > last or number < last - 1
-        ):  # a line may come a little late: servers write it when they have answered
+        if number > last or number < last - 1:  # lines may be slightly late: servers write them at the end of requests
             cell[place], cell[place + 1] = number, 0
         count = cell[place + 1] = cell[place + 1] + 1
         cell[place + 2] = max(cell[place + 2], count)

@@ -1,4 +1,4 @@
-"""How the terminal and the report say what a replay found."""
+"""Text shared by the terminal and the report of a replay."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from headgate.replay.replaying import ReplaySummary
 
 
 def notes_on(summary: ReplaySummary) -> list[str]:
-    """Return what has to be known about a replay besides its figures."""
     rules = summary.rules[0]
     fields, met = ", ".join(summary.fields_missing), percent(rules.unmatched, rules.requests)
     late = f"by up to {summary.latest_seconds:,.0f} s: they were decided at the time of that line"
     notes: list[tuple[object, str]] = [
-        (not summary.is_complete, "Interrupted: this is what was found until then."),
+        (not summary.is_complete, "Interrupted: these are the results until then."),
         (not summary.lines, "No request was replayed."),
-        (rules.unmatched, f"{counted(rules.unmatched, 'request')} ({met}) met no rule."),
+        (rules.unmatched, f"{counted(rules.unmatched, 'request')} ({met}) matched no rule."),
         (rules.allow_listed, f"Admitted by the allow list: {counted(rules.allow_listed, 'request')}."),
         (
             rules.invalid,
@@ -23,7 +22,7 @@ def notes_on(summary: ReplaySummary) -> list[str]:
         ),
         (fields, f"No line has a value for {fields}: see --principal, --attribute and --tier."),
         (summary.late, f"Out of order: {counted(summary.late, 'line')}, older than a line before {late}."),
-        (summary.answered_429, f"Answered 429 when they were made: {counted(summary.answered_429, 'request')}."),
+        (summary.answered_429, f"Answered with 429 when they were made: {counted(summary.answered_429, 'request')}."),
         (summary.outside, f"Outside the period of --since and --until: {counted(summary.outside, 'line')}."),
         (summary.stores_full, "More limits were in use than --max-keys: callers share some, and may be refused early."),
         (summary.unread, f"{counted(summary.unread, 'line')} could not be read, such as:"),
@@ -37,13 +36,12 @@ def counted(count: int, noun: str, about: str = "") -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """Return a share in percent."""
     share = 100 * part / whole if whole else 0
     return f"{share:.2f} %" if 0 < share < 1 else f"{share:.1f} %"
 
 
 def unit_text(seconds: int) -> str:
-    """Return a length of time in words, such as "2 minutes" or "an hour"."""
+    """Return a duration in words, such as "2 minutes" or "an hour"."""
     for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):
         if seconds % size == 0:
             count = seconds // size
@@ -52,7 +50,7 @@ def unit_text(seconds: int) -> str:
 
 
 def later(began: datetime, seconds: int) -> datetime:
-    """Return the time so many seconds later, or the last one that there is."""
+    """Return the time after a number of seconds, or the last possible one."""
     try:
         return began + timedelta(seconds=seconds)
     except OverflowError:
@@ -60,10 +58,9 @@ def later(began: datetime, seconds: int) -> datetime:
 
 
 def readable(moment: str | None) -> str:
-    """Return a moment of RFC 3339 in UTC, to the second, for people."""
+    """Return an RFC 3339 time in UTC for people, to the second."""
     return (moment or "").replace("T", " ").rstrip("Z")[:19]
 
 
 def period_text(began: str | None, ended: str | None) -> str:
-    """Return from when to when."""
     return f"{readable(began)} to {readable(ended)}"

@@ -1,4 +1,4 @@
-"""A thread with an event loop, in which a client that blocks asks for all threads of its process."""
+"""A thread with an event loop that serves the blocking client in all threads of its process."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ from headgate.core.errors import StoreUnavailable
 from headgate.sdk.session import Session
 
 END_SECONDS = 10.0
-"""For the thread to hang up when its client is closed."""
+"""Time for the thread to end."""
 T = TypeVar("T")
 
 
 class Background:
-    """The thread, and the session in it; of the process that made it.
-
-    Args:
-        made: makes the session, in the loop.
-    """
+    """The thread and its session, made by `made` in the loop, for the process that made them."""
 
     def __init__(self, made: Callable[[], Session]) -> None:
         self.pid = os.getpid()
@@ -34,21 +30,21 @@ class Background:
         self.session: Session = started.result()
 
     def do(self, work: Callable[..., object], *args: Any) -> bool:
-        """Do something in the loop; says whether it will be: not once the client is closed."""
+        """Schedule work in the loop; return False if the client is closed."""
         with self._lock:
             if not self._is_closed:
                 self._loop.call_soon_threadsafe(work, *args)
             return not self._is_closed
 
     def result(self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
-        """Return what work in the loop comes to. Raises StoreUnavailable where it does not end in time."""
+        """Run work in the loop and return its result. Raises StoreUnavailable if it does not end in time."""
         ended: Future[T] = Future()
         tasks: list[asyncio.Task[None]] = []
 
         async def settle() -> None:
             try:
                 ended.set_result(await work())
-            except BaseException as error:  # noqa: BLE001  it is raised where the result is waited for
+            except BaseException as error:  # noqa: BLE001  raised by ended.result
                 ended.set_exception(error)
 
         if self.do(lambda: tasks.append(self._loop.create_task(settle()))):
@@ -56,15 +52,15 @@ class Background:
                 return ended.result(seconds)
             except (TimeoutError, CancelledError, asyncio.CancelledError):
                 pass
-        raise StoreUnavailable("the client was closed, or has too much to do")
+        raise StoreUnavailable("the client was closed, or is overloaded")
 
     def stop(self) -> None:
-        """Have the thread end soon; for a client that nobody closed."""
+        """End the thread soon, for a client that was not closed."""
         if self.pid == os.getpid():
             self.do(self._loop.stop)
 
     def close(self) -> None:
-        """Hang up, and end the thread; whoever waits is told."""
+        """End the thread; pending calls fail."""
         self.stop()
         self._thread.join(END_SECONDS)
 
@@ -76,13 +72,13 @@ class Background:
         asyncio.set_event_loop(loop)
         try:
             session = loop.run_until_complete(make())
-        except BaseException as error:  # noqa: BLE001  it is raised where the thread was started
+        except BaseException as error:  # noqa: BLE001  raised by started.result
             started.set_exception(error)
         else:
             started.set_result(session)
             loop.run_forever()
             with self._lock:
-                self._is_closed = True  # what was taken before is still done, and told
+                self._is_closed = True
             loop.run_until_complete(session.close())
             loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()

@@ -1,7 +1,7 @@
-"""The clients, for callers that may block and for callers in an event loop: the same verbs, driven in two ways.
+"""The blocking and the asynchronous client: two drivers of the same verbs.
 
-A client that blocks has a thread with an event loop of its own, which asks for all threads of the process; so their
-questions travel together, and a deadline is one however slowly an answer trickles in.
+The blocking client runs an event loop in a thread, which serves all threads of the process; so their checks share
+batches, and deadlines hold however slowly a response arrives.
 """
 
 from __future__ import annotations
@@ -23,91 +23,86 @@ from headgate.locks import new_lock
 from headgate.policy.compiled import Policy
 from headgate.policy.request import Request
 from headgate.sdk.background import Background
-from headgate.sdk.session import RULES_SECONDS, OpenQuestion, Session
-from headgate.sdk.settings import ClientOptions, ClientSettings, Credentials, NodeAddress, settings_of
-from headgate.sdk.transport import Question, Transport, Unanswered
+from headgate.sdk.session import RULES_SECONDS, PendingCall, Session
+from headgate.sdk.settings import ClientOptions, ClientSettings, Credentials, NodeAddress, parse_settings
+from headgate.sdk.transport import Check, ServiceFailure, Transport
 from headgate.sdk.verbs import ClientVerbs, Flow, Step, T, UnbatchedCall
 from headgate.stores.breaker import BreakerStatistics
 from headgate.stores.circuits import Reason
 
-_CLOSED = Unanswered(Reason.STORE_UNAVAILABLE, StoreUnavailable("the client was closed"), 1)
+_CLOSED = ServiceFailure(Reason.STORE_UNAVAILABLE, StoreUnavailable("the client was closed"), 1)
 
 
-class _Asking:
-    """What both clients have: settings, verbs, and what asks."""
+class _ClientBase:
+    """Settings, verbs and transport of both clients."""
 
     def __init__(self, addresses: Sequence[str], options: ClientOptions) -> None:
-        self._settings: ClientSettings = settings_of(addresses, options)
+        self._settings: ClientSettings = parse_settings(addresses, options)
         self._verbs = ClientVerbs(self._settings)
         self.clock: Clock = self._settings.clock
-        """What time it is for the rules while the service is away."""
+        """The time of local decisions."""
         endpoint = self._settings.endpoints[0]
         if endpoint.is_tls:
-            self._settings.identity.context()  # a file that cannot be used is told here
-        self._encoded: Callable[[Question], bytes]
-        self._encoded, self._keyed, transport = _carried_by(is_grpc=endpoint.is_grpc, timeout=self._settings.timeout)
+            self._settings.identity.context()  # reports unusable files
+        self._encode: Callable[[Check], bytes]
+        self._encode, self._with_key, transport = _transport_for(
+            is_grpc=endpoint.is_grpc, timeout=self._settings.timeout
+        )
         self._transport = transport
         self._has_fallback = True
-        """Whether what the service does not answer is answered here; see `Unanswered`."""
+        """Whether local decisions replace missing ones of the service."""
 
     @property
     def _session(self) -> Callable[[], Session]:
-        """What makes a session; it does not keep the client."""
+        """A factory of sessions that does not reference the client."""
         fallback = self._verbs.fallback if self._has_fallback else None
-        return partial(Session, self._settings, self._transport, self._keyed, fallback)
+        return partial(Session, self._settings, self._transport, self._with_key, fallback)
 
     @property
     def policy(self) -> Policy:
-        """The rules of the service, as they were last had. Raises StoreUnavailable before they were."""
+        """The last rules of the service. Raises StoreUnavailable before they were received."""
         return self._verbs.fallback.policy
 
     def mode_of(self, rule_id: str) -> Mode:
-        """Return what is answered for a rule while the service is away."""
+        """Return the mode of a rule while the service is unavailable."""
         return self._verbs.fallback.mode_of(rule_id)
 
     def refusal_of(self, rule_id: str) -> tuple[int, str]:
-        """Return the status and the message of a rule's refusals, as the rules of the service were last had."""
+        """Return status and message of a rule's refusals, by the last rules of the service."""
         return self._verbs.fallback.refusal_of(rule_id)
 
-    def _pending(self, step: Sequence[Question], answer: Callable[[], Any]) -> list[OpenQuestion]:
-        """Return questions that are to be asked; one that cannot be written down is answered already, by the error."""
+    def _pending(self, step: Sequence[Check], answer: Callable[[], Any]) -> list[PendingCall]:
+        """Return calls to submit; one that cannot be encoded is already resolved, with the error."""
         return [self._open(each, self._settings.timeout, answer()) for each in step]
 
-    def _open(self, question: Question, seconds: float, answer: Any) -> OpenQuestion:
+    def _open(self, question: Check, seconds: float, answer: Any) -> PendingCall:
         try:
-            return OpenQuestion(self._encoded(question), seconds, answer, is_repeatable=question.is_repeatable)
-        except UsageError as error:  # which is nothing to the others of a batch
+            return PendingCall(self._encode(question), seconds, answer, is_repeatable=question.is_repeatable)
+        except UsageError as error:  # it does not affect the others of a batch
             answer.set_result(error)
-            return OpenQuestion(b"", seconds, answer, is_repeatable=False)
+            return PendingCall(b"", seconds, answer, is_repeatable=False)
 
 
-def _carried_by(
+def _transport_for(
     *, is_grpc: bool, timeout: float
-) -> tuple[Callable[[Question], bytes], Callable[[bytes, str], bytes], Callable[[NodeAddress, Credentials], Transport]]:
-    """Return what writes questions, what adds a key to one, and what carries them.
-
-    Raises UsageError where that is not installed.
-    """
+) -> tuple[Callable[[Check], bytes], Callable[[bytes, str], bytes], Callable[[NodeAddress, Credentials], Transport]]:
+    """Return the functions that encode a check and add a key, and the transport. Raises UsageError if not installed."""
     try:
         if is_grpc:
-            from headgate.sdk import over_grpc  # noqa: PLC0415  only who asks over gRPC needs grpcio
+            from headgate.sdk import over_grpc  # noqa: PLC0415  grpcio is needed only here
 
-            return over_grpc.encoded, over_grpc.keyed, partial(over_grpc.GrpcTransport, timeout=timeout)
-        from headgate.sdk import over_http  # noqa: PLC0415  and over HTTP httpx
+            return over_grpc.encode, over_grpc.with_key, partial(over_grpc.GrpcTransport, timeout=timeout)
+        from headgate.sdk import over_http  # noqa: PLC0415  and httpx only here
 
-        return over_http.encoded, over_http.keyed, over_http.HttpTransport
+        return over_http.encode, over_http.with_key, over_http.HttpTransport
     except ImportError as error:
         raise UsageError(not_installed(error.name, "sdk")) from None
 
 
-class AsyncClient(_Asking):
-    """Asks the decision service, from an event loop; see `Client`.
+class AsyncClient(_ClientBase):
+    """A client of the decision service for event loops; see `Client`.
 
-    Args:
-        addresses: where its nodes are.
-        options: see `Options`.
-
-    It may be made anywhere, and used from one loop after the other. A caller that is cancelled disturbs nobody else.
+    It may be created anywhere and used from one loop after another. Cancelling one caller does not affect others.
     """
 
     def __init__(self, *addresses: str, **options: Unpack[ClientOptions]) -> None:
@@ -159,7 +154,7 @@ class AsyncClient(_Asking):
         return {str(node.endpoint): node.statistics() for node in self._own.nodes} if self._own else {}
 
     async def close(self) -> None:
-        """Hang up; whoever still waits is answered by the mode."""
+        """Close connections; pending checks are decided by the mode."""
         own, self._own = self._own, None
         if own is not None and own.loop is asyncio.get_running_loop():
             await own.close()
@@ -172,7 +167,7 @@ class AsyncClient(_Asking):
         await self.close()
 
     def _here(self) -> Session:
-        """Return what asks from the running loop."""
+        """Return the session of the running loop."""
         own = self._own
         if own is None or own.loop is not asyncio.get_running_loop():
             own = self._own = self._session()
@@ -184,10 +179,10 @@ class AsyncClient(_Asking):
     async def _do(self, step: Step) -> Sequence[Any]:
         session = self._here()
         if isinstance(step, str):
-            return [await _fresh_rules(session, self._verbs)]
+            return [await _fetch_rules(session, self._verbs)]
         if isinstance(step, UnbatchedCall):
             timeout = self._settings.timeout
-            alone = OpenQuestion(b"", timeout, session.loop.create_future(), is_repeatable=step.is_repeatable)
+            alone = PendingCall(b"", timeout, session.loop.create_future(), is_repeatable=step.is_repeatable)
             session.run(alone, step.send)
             return [await alone.answer]
         waiting = self._pending(step, session.loop.create_future)
@@ -195,16 +190,16 @@ class AsyncClient(_Asking):
         return [await each.answer for each in waiting]
 
 
-class Client(_Asking):
-    r"""Asks the decision service, with the verbs and answers of `headgate.Engine`.
+class Client(_ClientBase):
+    r"""A client of the decision service, with the verbs and rulings of `headgate.Engine`.
 
     Args:
-        addresses: where its nodes are: ``http://localhost:8080``, ``https://...``, ``grpc://localhost:8081`` or
-            ``grpcs://...``. Of several, each is asked in its turn, and the others while one is away.
+        addresses: of its nodes: ``http://localhost:8080``, ``https://...``, ``grpc://localhost:8081`` or ``grpcs://...``.
+            Several nodes take turns, and replace those that are down.
         options: see `Options`.
 
-    It always answers a check: while the service is away by the mode of each rule, by the rules that it had last; then
-    `Ruling.degraded` says why. Safe for use from any number of threads, and in forked children.
+    Checks are always decided: while the service is unavailable, by the mode of each rule and the last known rules; then
+    `Ruling.degraded` says why. Safe for any number of threads, and in forked children.
     """
 
     def __init__(self, *addresses: str, **options: Unpack[ClientOptions]) -> None:
@@ -215,69 +210,69 @@ class Client(_Asking):
     def check(self, request: Request) -> Ruling:
         """Take the request's cost from all limits that apply if all admit it, else from none. A cost of 0 peeks.
 
-        Raises InvalidRequest, InvalidKey, InvalidCost, CostTooLarge for a cost that could never pass, and CallerRefused
-        where the service does not know who calls.
+        Raises InvalidRequest, InvalidKey, InvalidCost, CostTooLarge for a cost that could never pass, and
+        CallerRefused if the service requires another caller key.
         """
         return self._drive(self._verbs.check(request))
 
     def check_once(self, request: Request, idempotency_key: str) -> Ruling:
-        """Check, but count a request that is sent again with the same key within 5 minutes only once.
+        """Check; a repetition with the same key within 5 minutes counts once.
 
-        Such a check is asked again by itself where its answer was lost.
+        Such a check is retried automatically if its response was lost.
         """
         return self._drive(self._verbs.check_once(request, idempotency_key))
 
     def check_batch(self, requests: Sequence[Request]) -> tuple[Ruling | UsageError, ...]:
-        """Check several requests, each on its own: one ruling for each, or the error that `check` would raise."""
+        """Check several requests independently; return for each a ruling, or the error that `check` would raise."""
         return self._drive(self._verbs.check_batch(requests))
 
     def peek(self, request: Request) -> Ruling:
-        """Say what `check` would answer; take nothing."""
+        """Return what `check` would return; take nothing."""
         return self._drive(self._verbs.peek(request))
 
     def is_passed(self, client_id: str, rule_id: str) -> Passed:
         """Check one rule, by its id, for one value of what it counts by: passed, reset time, limit, remaining.
 
-        A rule that does not exist or is disabled lets pass, unless `unknown_rule` of the rules is "error": then it
-        raises UnknownRule.
+        A missing or disabled rule lets requests pass, unless `unknown_rule` of the rules is "error": then it raises
+        UnknownRule.
         """
         return self._drive(self._verbs.is_passed(client_id, rule_id))
 
     def refund(self, request: Request | Ruling, charge: str = "") -> Ruling:
-        """Give back what a ruling took, as far as it still counts; once. Says what is left then.
+        """Refund a ruling's cost, as far as it still counts, and once. Returns what is left then.
 
-        Elsewhere, where the ruling is not at hand, the request and `charge_of` the ruling do the same. A request alone
-        is not enough for a service. Raises InvalidCharge, and what `peek` raises.
+        Where the ruling is not at hand, the request and `charge_of` the ruling do the same; a request alone is not
+        enough for a service. Raises InvalidCharge, and what `peek` raises.
         """
         return self._drive(self._verbs.refund(request, charge))
 
     def reset(self, request: Request) -> Reset:
-        """Forget all that was used of the limits that apply to the request and are counted by one of its principals.
+        """Reset the limits that apply to the request and are counted by one of its principals.
 
-        Raises StoreError where the service did not do it.
+        Raises StoreError if the service did not do it.
         """
         return self._drive(self._verbs.reset(request))
 
     def reset_all(self, request: Request) -> Reset:
-        """Forget what was used of every limit that is counted by principals of the request, whatever it is for."""
+        """Reset every limit that is counted by principals of the request, whatever its endpoint."""
         return self._drive(self._verbs.reset(request, is_whole=True))
 
     def explain(self, request: Request) -> Explained:
-        """Say for every rule whether it applies and why, what state its limits are in, and what would be decided."""
+        """Return for every rule whether it applies and why, the state of its limits, and the decision of a check."""
         return self._drive(self._verbs.explain(request))
 
     def ready(self) -> None:
-        """Return when a node of the service may be asked; raises StoreError, or CallerRefused."""
+        """Return once a node of the service is ready; raises StoreError, or CallerRefused."""
         thread = self._here()
         thread.result(thread.session.ready, self._settings.timeout * (len(self._settings.endpoints) + 1))
 
     def statistics(self) -> dict[str, BreakerStatistics]:
-        """Return what the circuit of each node has seen so far, by its address; none before the first call."""
+        """Return the statistics of each node's circuit breaker, by address; empty before the first call."""
         thread = self._thread
         return {str(node.endpoint): node.statistics() for node in thread.session.nodes} if thread else {}
 
     def close(self) -> None:
-        """Hang up, and end the thread; whoever still waits is answered by the mode."""
+        """Close connections and end the thread; pending checks are decided by the mode."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None and thread.pid == os.getpid():
@@ -291,7 +286,7 @@ class Client(_Asking):
         self.close()
 
     def _here(self) -> Background:
-        """Return what asks from this process: a forked child has no thread of its parent."""
+        """Return the thread of this process, which a forked child does not inherit."""
         thread = self._thread
         if thread is None or thread.pid != os.getpid():
             with self._lock:
@@ -309,23 +304,22 @@ class Client(_Asking):
         session = thread.session
         if isinstance(step, str):
             return [
-                thread.result(partial(_fresh_rules, session, self._verbs), 2 * RULES_SECONDS + self._settings.timeout)
+                thread.result(partial(_fetch_rules, session, self._verbs), 2 * RULES_SECONDS + self._settings.timeout)
             ]
         if isinstance(step, UnbatchedCall):
-            waiting = [OpenQuestion(b"", self._settings.timeout, Future(), is_repeatable=step.is_repeatable)]
-            is_asked = thread.do(session.run, waiting[0], step.send)
+            waiting = [PendingCall(b"", self._settings.timeout, Future(), is_repeatable=step.is_repeatable)]
+            is_available = thread.do(session.run, waiting[0], step.send)
         else:
             waiting = self._pending(step, Future)
-            is_asked = thread.do(session.submit, waiting)
-        return [each.answer.result() if is_asked else _CLOSED for each in waiting]
+            is_available = thread.do(session.submit, waiting)
+        return [each.answer.result() if is_available else _CLOSED for each in waiting]
 
 
-async def _fresh_rules(session: Session, verbs: ClientVerbs) -> Policy | UsageError | Unanswered:
-    """Return the rules in force, or why they could not be had."""
+async def _fetch_rules(session: Session, verbs: ClientVerbs) -> Policy | UsageError | ServiceFailure:
     try:
         await session.fetch_rules(verbs.fallback)
     except StoreError as error:
-        return Unanswered(Reason.STORE_UNAVAILABLE, error, 1)
+        return ServiceFailure(Reason.STORE_UNAVAILABLE, error, 1)
     except UsageError as error:
         return error
     return verbs.fallback.policy

@@ -1,8 +1,8 @@
-"""Who answers while the service is away: this process, by the rules of the service that it had last.
+"""Local decisions while the service is unavailable, by the last rules that it sent.
 
-Each limit is answered in its own mode, with this process's share, as where Redis is away; see
-`headgate.stores.fallback`. What the service said last is known here as well, so that a
-limit that is used up does not begin anew. Where there never were any rules, a setting answers, and the log says so.
+Each limit is decided in its own mode with this process's share, as while Redis is unavailable; see
+`headgate.stores.fallback`. The last responses of the service are known here too, so a used-up limit stays used up. If
+no rules were ever received, the setting `without_rules` decides, and an error is logged.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from headgate.policy.loading import loads_json
 from headgate.policy.request import Request
 from headgate.policy.selection import Verdict
 from headgate.sdk.settings import ClientSettings
-from headgate.sdk.transport import FetchedRules, Unanswered
+from headgate.sdk.transport import FetchedRules, ServiceFailure
 from headgate.stores.circuits import Reason
 from headgate.stores.fallback import Fallback
 from headgate.stores.memory import MAX_KEYS
 
 LOUD_EVERY = 10.0
-"""Seconds for which nothing more is logged about requests that nobody can decide."""
+"""Seconds between log records about requests decided without rules."""
 _LOG = logging.getLogger("headgate.sdk")
-_NOT_ASKED = Unanswered(Reason.CIRCUIT_OPEN, StoreUnavailable("it was decided here"), 1)
+_LOCAL = ServiceFailure(Reason.CIRCUIT_OPEN, StoreUnavailable("it was decided locally"), 1)
 T = TypeVar("T")
 
 
 class ServiceFallback:
-    """Answers in place of a service; safe for threads."""
+    """Decides in place of a service; thread-safe."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings, self._clock = settings, settings.clock
@@ -47,16 +47,15 @@ class ServiceFallback:
 
     @property
     def has_rules(self) -> bool:
-        """Whether the rules of the service are known."""
         return self._verbs is not None
 
     @property
     def policy(self) -> Policy:
-        """The rules of the service as they were last had. Raises StoreUnavailable."""
+        """The last rules of the service. Raises StoreUnavailable."""
         return self._known().policy
 
     def adopt(self, fetched: FetchedRules) -> None:
-        """Decide by these rules from now on. Raises UsageError if they cannot be understood."""
+        """Decide by these rules from now on. Raises UsageError if they are invalid."""
         policy = Policy(
             loads_json(bytes(fetched.rules), name="rules of the service"),
             version=fetched.version,
@@ -65,85 +64,80 @@ class ServiceFallback:
         self._verbs = Verbs(policy, self._settings.mode, self._clock)
 
     def mode_of(self, rule_id: str) -> Mode:
-        """Return what is answered for a rule while the service is away."""
         return self._verbs.mode_of(rule_id) if self._verbs is not None else self._settings.mode
 
     def refusal_of(self, rule_id: str) -> tuple[int, str]:
-        """Return the status and the message of a rule's refusals; before the rules are known, the usual ones."""
+        """Return status and message of a rule's refusals; the defaults before the rules are known."""
         return self._verbs.refusal_of(rule_id) if self._verbs is not None else (429, "")
 
-    def saw(self, ruling: Ruling, request: Request) -> None:
-        """Note what the service has decided."""
+    def record(self, ruling: Ruling, request: Request) -> None:
+        """Remember a decision of the service."""
         verbs, decision = self._verbs, ruling.decision
         if verbs is None or decision is None:
             return
         try:
             selection = verbs.policy.select(request, self._clock.now(), asking=False)
-        except UsageError:  # the rules here are older
+        except UsageError:  # the local rules are older
             return
         if selection.enforced.rules == ruling.rules:
             self._fallback.saw(Call(Verb.CHECK, selection.enforced.plan), decision)
 
-    def check(self, request: Request, absence: Unanswered, idempotency_key: str = "") -> Ruling:
-        """Check a request."""
+    def check(self, request: Request, failure: ServiceFailure, idempotency_key: str = "") -> Ruling:
         verbs = self._verbs
         if verbs is None:
-            return self._undecided(request, absence)
+            return self._undecided(request, failure)
         if idempotency_key:
-            return self._driven(verbs.check_once(request, idempotency_key), absence)
-        return self._driven(verbs.check(verbs.asked(request)), absence)
+            return self._drive(verbs.check_once(request, idempotency_key), failure)
+        return self._drive(verbs.check(verbs.asked(request)), failure)
 
-    def peek(self, request: Request, absence: Unanswered) -> Ruling:
-        """Say what a check would answer."""
+    def peek(self, request: Request, failure: ServiceFailure) -> Ruling:
         verbs = self._verbs
-        return self._undecided(request, absence) if verbs is None else self._driven(verbs.peek(request), absence)
+        return self._undecided(request, failure) if verbs is None else self._drive(verbs.peek(request), failure)
 
-    def is_passed(self, client_id: str, rule_id: str, absence: Unanswered) -> Passed:
-        """Check one rule."""
+    def is_passed(self, client_id: str, rule_id: str, failure: ServiceFailure) -> Passed:
         if self._verbs is not None:
-            return self._driven(self._verbs.is_passed(client_id, rule_id), absence)
-        return Passed(self._undecided(Request(rule_id=rule_id), absence).allowed, None, None, None)
+            return self._drive(self._verbs.is_passed(client_id, rule_id), failure)
+        return Passed(self._undecided(Request(rule_id=rule_id), failure).allowed, None, None, None)
 
     def refund(self, ruling: Ruling) -> Ruling:
-        """Give back what was taken here."""
-        return self._driven(self._known().refund(ruling), _NOT_ASKED)
+        """Refund what was taken locally."""
+        return self._drive(self._known().refund(ruling), _LOCAL)
 
-    def forget(self, request: Request, *, is_whole: bool) -> None:
-        """Forget what was used here: the service is asked to do the same."""
+    def reset(self, request: Request, *, is_whole: bool) -> None:
+        """Reset the local counts, beside those of the service."""
         if self._verbs is None:
             return
         flow = self._verbs.reset_all(request) if is_whole else self._verbs.reset(request)
-        drive(flow, self._forgotten)
+        drive(flow, self._reset)
 
     def close(self) -> None:
-        """Forget all."""
         self._fallback.close()
 
-    def _forgotten(self, calls: Sequence[Call]) -> Sequence[Decision]:
+    def _reset(self, calls: Sequence[Call]) -> Sequence[Decision]:
         for call in calls:
             self._fallback.reset(call.plan)
         return [self._fallback.answer(Call(Verb.PEEK, call.plan), 1) for call in calls]
 
-    def _driven(self, flow: Flow[T], absence: Unanswered) -> T:
-        return drive(flow, lambda calls: [self._decided(call, absence) for call in calls])
+    def _drive(self, flow: Flow[T], failure: ServiceFailure) -> T:
+        return drive(flow, lambda calls: [self._decide(call, failure) for call in calls])
 
-    def _decided(self, call: Call, absence: Unanswered) -> Decision:
+    def _decide(self, call: Call, failure: ServiceFailure) -> Decision:
         if call.shadow:
-            return drive(shadowed(call), lambda each: self._decided(each, absence))
-        return self._fallback.instead(call, absence.reason, absence.wait_us)
+            return drive(shadowed(call), lambda each: self._decide(each, failure))
+        return self._fallback.instead(call, failure.reason, failure.wait_us)
 
-    def _undecided(self, request: Request, absence: Unanswered) -> Ruling:
+    def _undecided(self, request: Request, failure: ServiceFailure) -> Ruling:
         mode = self._settings.mode
         allowed = (self._settings.without_rules if mode is Mode.LOCAL else mode) is Mode.ALLOW
         now = monotonic()
         if now >= self._silent_until:
             self._silent_until = now + LOUD_EVERY
             _LOG.error(
-                "the service is away (%s), and its rules were never had: every request is %s",
-                absence.error,
-                "let pass" if allowed else "refused",
+                "the service is unavailable (%s), and its rules were never received: every request is %s",
+                failure.error,
+                "allowed" if allowed else "refused",
             )
-        return Ruling(allowed, Verdict.UNDECIDED, reason=str(absence.reason), selection=Receipt(request, ""))
+        return Ruling(allowed, Verdict.UNDECIDED, reason=str(failure.reason), selection=Receipt(request, ""))
 
     def _mode_of(self, limit: Limit) -> Mode:
         return self._verbs.mode_of_limit(limit) if self._verbs is not None else self._settings.mode

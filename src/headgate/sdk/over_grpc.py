@@ -1,7 +1,7 @@
-"""Asking a node over gRPC, with grpcio, on one connection.
+"""The transport over gRPC, with grpcio, on one connection.
 
-Calls are made by the blocking API, whose futures never block: it has one thread for all event loops of a process, where
-the asynchronous one has to be of a single loop.
+It uses the futures of the blocking API, which do not block: they have one thread for all event loops of a process,
+whereas the asynchronous API belongs to a single loop.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from headgate.engine.written import WrittenRuling, error_of
 from headgate.policy.request import Request
 from headgate.protos import framed, message_class
 from headgate.sdk.settings import Credentials, NodeAddress
-from headgate.sdk.transport import BatchTooLarge, CallerRefused, FetchedRules, Outcome, Question, checked
+from headgate.sdk.transport import BatchTooLarge, CallerRefused, Check, FetchedRules, Outcome, checked
 from headgate.stores.deadlines import BUSY_SHARE
 
 _SERVICE = "headgate.v1.RateLimiter"
 _METHODS = ("CheckRateLimitBatch", "RefundCharge", "ResetLimit", "GetRules")
 _OPTIONS = (
-    ("grpc.enable_retries", 0),  # what may be asked again is known here
+    ("grpc.enable_retries", 0),  # the session retries
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),  # of many rules
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),  # for many rules
 )
 _CheckRequest = message_class("headgate.v1.CheckRequest")
 _CheckBatchResponse = message_class("headgate.v1.CheckBatchResponse")
@@ -53,37 +53,35 @@ _RulesResponse = message_class("headgate.v1.RulesResponse")
 _HealthRequest = message_class("grpc.health.v1.HealthCheckRequest")
 _HealthResponse = message_class("grpc.health.v1.HealthCheckResponse")
 _REQUESTS = b"\x0a"
-"""The tag of the requests of a batch."""
+"""The tag of `requests` in a batch."""
 _PUSHBACK = "grpc-retry-pushback-ms"
-_MISTAKES = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
-_STRANGER = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+_INVALID = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
+_UNAUTHENTICATED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 _BUSY = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
 
 
-def encoded(question: Question) -> bytes:
-    """Return a question as it is sent. Raises InvalidRequest, InvalidKey, InvalidCost."""
-    request = checked(question.request)
-    fields = (
-        _fields(request) if not question.client_id else {"identifier": question.client_id, "rule_id": request.rule_id}
-    )
+def encode(check: Check) -> bytes:
+    """Encode a check. Raises InvalidRequest, InvalidKey, InvalidCost."""
+    request = checked(check.request)
+    fields = _fields(request) if not check.client_id else {"identifier": check.client_id, "rule_id": request.rule_id}
     if type(request.cost) is not int:
         raise InvalidCost(f"cost must be a whole number, not {request.cost!r:.100}")
-    peek = not question.consume or request.cost == 0
-    return _written(_CheckRequest, cost=request.cost, idempotency_key=question.idempotency_key, peek=peek, **fields)
+    peek = not check.consume or request.cost == 0
+    return _written(_CheckRequest, cost=request.cost, idempotency_key=check.idempotency_key, peek=peek, **fields)
 
 
-def keyed(question: bytes, key: str) -> bytes:
-    """Return a question as it is sent with an idempotency key, which it has not: fields of two messages are merged."""
-    return question + bytes(_CheckRequest(idempotency_key=key).SerializeToString())
+def with_key(check: bytes, key: str) -> bytes:
+    """Add an idempotency key to an encoded check: fields of concatenated messages merge."""
+    return check + bytes(_CheckRequest(idempotency_key=key).SerializeToString())
 
 
 def _written(kind: Any, **fields: Any) -> bytes:
-    """Return a message that asks for an exact answer. Raises InvalidKey, InvalidCost."""
+    """Encode a message with `exact`. Raises InvalidKey, InvalidCost."""
     try:
         written: bytes = kind(exact=True, **fields).SerializeToString()
     except UnicodeEncodeError as error:
-        raise InvalidKey(f"a request is made of Unicode text: {error}") from None
-    except ValueError as error:  # the one number
+        raise InvalidKey(f"a request must be Unicode text: {error}") from None
+    except ValueError as error:  # the cost is the only number
         raise InvalidCost(f"cost must be a whole number up to 100000, not {fields['cost']}: {error}") from None
     return written
 
@@ -101,15 +99,15 @@ def _fields(request: Request) -> dict[str, Any]:
 
 
 class GrpcTransport:
-    """A node that is asked over gRPC; to connect takes no more than half of `timeout`, in seconds, as over HTTP."""
+    """Calls a node over gRPC; connecting takes at most half of `timeout`, in seconds, as over HTTP."""
 
     def __init__(self, endpoint: NodeAddress, identity: Credentials, *, timeout: float) -> None:
         self._endpoint = endpoint
-        connecting = ("grpc.min_reconnect_backoff_ms", max(100, int(timeout * 500)))  # how long an attempt may take
+        connecting = ("grpc.min_reconnect_backoff_ms", max(100, int(timeout * 500)))
         options = (*_OPTIONS, connecting)
         self._metadata = tuple(identity.headers.items())
         if endpoint.is_tls:
-            identity.context()  # says what is wrong with the files
+            identity.context()  # reports unusable files
             ca, key, cert = (_content(name) for name in (identity.ca, identity.key or identity.cert, identity.cert))
             credentials = grpc.ssl_channel_credentials(ca, key, cert)
             self._channel = grpc.secure_channel(endpoint.place, credentials, options=options)
@@ -118,11 +116,11 @@ class GrpcTransport:
         paths = {name: f"/{_SERVICE}/{name}" for name in _METHODS} | {"Check": "/grpc.health.v1.Health/Check"}
         self._methods: dict[str, Any] = {name: self._channel.unary_unary(path) for name, path in paths.items()}
 
-    async def check(self, questions: Sequence[bytes], seconds: float) -> Sequence[Outcome]:
-        batch = b"".join([framed(_REQUESTS, each) for each in questions])
-        results = self._read(await self._called("CheckRateLimitBatch", batch, seconds), _CheckBatchResponse).results
-        if len(results) != len(questions):
-            raise OutcomeUnknown(f"{self._endpoint} answers {len(results)} of {len(questions)} questions")
+    async def check(self, checks: Sequence[bytes], seconds: float) -> Sequence[Outcome]:
+        batch = b"".join([framed(_REQUESTS, each) for each in checks])
+        results = self._read(await self._call("CheckRateLimitBatch", batch, seconds), _CheckBatchResponse).results
+        if len(results) != len(checks):
+            raise OutcomeUnknown(f"{self._endpoint} answers {len(results)} of {len(checks)} checks")
         return [
             error_of(each.error.reason, each.error.message)
             if each.HasField("error")
@@ -132,18 +130,18 @@ class GrpcTransport:
 
     async def refund(self, request: Request, charge: str, seconds: float) -> WrittenRuling:
         message = _written(_RefundRequest, charge=charge, **_fields(checked(request)))
-        answer = await self._called("RefundCharge", message, seconds)
+        answer = await self._call("RefundCharge", message, seconds)
         return self._ruling(self._read(answer, _QuotaResponse).exact)
 
     async def reset(self, request: Request, seconds: float, *, is_whole: bool) -> Reset:
         fields = _fields(checked(request)) | {"endpoint": "" if is_whole else request.endpoint or "/"}
         message = _written(_ResetRequest, **fields)
-        answer = self._read(await self._called("ResetLimit", message, seconds), _ResetResponse)
+        answer = self._read(await self._call("ResetLimit", message, seconds), _ResetResponse)
         return Reset(tuple(answer.rules), tuple(answer.shared), answer.reason)
 
     async def rules(self, etag: str, seconds: float) -> FetchedRules | None:
         message = _RulesRequest(etag=etag)
-        answer = self._read(await self._called("GetRules", message.SerializeToString(), seconds), _RulesResponse)
+        answer = self._read(await self._call("GetRules", message.SerializeToString(), seconds), _RulesResponse)
         if not answer.document:
             return None
         try:
@@ -153,15 +151,15 @@ class GrpcTransport:
         return msgspec.structs.replace(found, etag=answer.etag)
 
     async def ready(self, seconds: float) -> None:
-        answer = self._read(await self._called("Check", _HealthRequest().SerializeToString(), seconds), _HealthResponse)
+        answer = self._read(await self._call("Check", _HealthRequest().SerializeToString(), seconds), _HealthResponse)
         if answer.status != 1:
-            raise StoreBusy(f"{self._endpoint} does not serve: it drains, or starts")
+            raise StoreBusy(f"{self._endpoint} is not ready: it is starting or draining")
 
     async def close(self) -> None:
         self._channel.close()
 
-    async def _called(self, method: str, message: bytes, seconds: float) -> bytes:
-        """Call a method. The caller gives up after so many seconds of the service, perhaps more of this process."""
+    async def _call(self, method: str, message: bytes, seconds: float) -> bytes:
+        """Call a method. The session bounds the service's time; this timeout allows for delays of this process too."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         call = self._methods[method].future(message, timeout=seconds / BUSY_SHARE, metadata=self._metadata)
@@ -178,13 +176,12 @@ class GrpcTransport:
         return answer
 
     def _error(self, call: Any) -> StoreError | UsageError:
-        """Return what a call that has failed says about the question."""
         status, details = call.code(), call.details() or ""
         trailers = {name: value for name, value in call.trailing_metadata() or () if isinstance(value, str)}
         said = f"{self._endpoint} answers {status.name}: {details}"
-        if status in _MISTAKES:
+        if status in _INVALID:
             return error_of(trailers.get("headgate-error", ""), details)
-        if status in _STRANGER:
+        if status in _UNAUTHENTICATED:
             return CallerRefused(said)
         if status in _BUSY and _PUSHBACK in trailers:
             return StoreBusy(said)
@@ -195,7 +192,7 @@ class GrpcTransport:
 
     def _ruling(self, exact: str) -> WrittenRuling:
         if not exact:
-            raise OutcomeUnknown(f"{self._endpoint} answers without `exact`: it is an older version, or not Headgate")
+            raise OutcomeUnknown(f"{self._endpoint} answers without `exact`: an older version, or not Headgate")
         try:
             return msgspec.json.decode(exact, type=WrittenRuling)
         except (ValueError, RecursionError) as error:
@@ -213,7 +210,6 @@ def _content(name: str) -> bytes | None:
 
 
 def _wake(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
-    """Say in its loop that a call has ended, unless nobody is there any more."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(_end, ended)
 

@@ -1,4 +1,4 @@
-"""Asking a node over HTTP/1.1, with httpx, on connections that are kept."""
+"""The transport over HTTP/1.1, with httpx, on persistent connections."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from headgate.engine.ruling import Reset
 from headgate.engine.written import WrittenRuling, error_of
 from headgate.policy.request import Request
 from headgate.sdk.settings import Credentials, NodeAddress
-from headgate.sdk.transport import BatchTooLarge, CallerRefused, FetchedRules, Outcome, Question, checked
+from headgate.sdk.transport import BatchTooLarge, CallerRefused, Check, FetchedRules, Outcome, Problem, checked
 
 _BATCH, _REFUND, _RESET = "/api/v1/rate-limit/batch", "/api/v1/rate-limit/refund", "/api/v1/rate-limit/reset"
 _RULES, _READY = "/api/v1/rate-limit/rules", "/readyz"
 _LIMITS = httpx.Limits(max_connections=16, max_keepalive_connections=4, keepalive_expiry=240)
-"""The service keeps idle connections for 300 seconds: it is never the one that hangs up."""
+"""The service closes idle connections after 300 seconds, so the client always closes first."""
 LARGEST_ANSWER = 64 * 1024 * 1024
-"""Bytes of an answer, at most: as many as over gRPC, for the rules of a large service."""
+"""Bytes of a response, at most: as over gRPC, for the rules of a large service."""
 T = TypeVar("T")
 
 
-class _Question(msgspec.Struct, omit_defaults=True):
-    """A question as JSON; see docs/api.md."""
+class _CheckBody(msgspec.Struct, omit_defaults=True):
+    """The JSON body of a check; see docs/api.md."""
 
     principal: Mapping[str, str] | msgspec.UnsetType = msgspec.UNSET
     endpoint: str | msgspec.UnsetType = msgspec.UNSET
@@ -51,75 +51,55 @@ class _Question(msgspec.Struct, omit_defaults=True):
     exact: bool = False
 
 
-class _Fault(msgspec.Struct):
-    pointer: str = ""
-    detail: str = ""
-
-
-class _Problem(msgspec.Struct):
-    """Why the service did not decide: RFC 9457."""
-
-    title: str = ""
-    detail: str = ""
-    code: str = ""
-    errors: tuple[_Fault, ...] = ()
-
-    def __str__(self) -> str:
-        places = [f"{each.pointer or 'the request'} {each.detail}" for each in self.errors]
-        return "; ".join([self.detail or self.title, *places])
-
-
 class _Result(msgspec.Struct):
     exact: WrittenRuling | None = None
-    error: _Problem | None = None
+    error: Problem | None = None
 
 
 class _Results(msgspec.Struct):
     results: tuple[_Result, ...]
 
 
-_encode = msgspec.json.Encoder().encode
+_to_json = msgspec.json.Encoder().encode
 
 
-def encoded(question: Question) -> bytes:
-    """Return a question as it is sent. Raises InvalidRequest, InvalidCost."""
-    request = checked(question.request)
-    written = _question(request, question.consume, question.idempotency_key)
-    if question.client_id:
-        written.principal, written.identifier = msgspec.UNSET, question.client_id
+def encode(check: Check) -> bytes:
+    """Encode a check. Raises InvalidRequest, InvalidCost."""
+    request = checked(check.request)
+    written = _question(request, check.consume, check.idempotency_key)
+    if check.client_id:
+        written.principal, written.identifier = msgspec.UNSET, check.client_id
         written.endpoint = msgspec.UNSET
     return _written(written)
 
 
-def keyed(question: bytes, key: str) -> bytes:
-    """Return a question as it is sent with an idempotency key, which it has not."""
-    return b'%b,"idempotency_key":"%b"}' % (question[:-1], key.encode())
+def with_key(check: bytes, key: str) -> bytes:
+    """Add an idempotency key to an encoded check."""
+    return b'%b,"idempotency_key":"%b"}' % (check[:-1], key.encode())
 
 
-def _written(question: _Question) -> bytes:
+def _written(check: _CheckBody) -> bytes:
     try:
-        return _encode(question)
+        return _to_json(check)
     except UnicodeEncodeError as error:
-        raise InvalidKey(f"a request is made of Unicode text: {error}") from None
+        raise InvalidKey(f"a request must be Unicode text: {error}") from None
 
 
-def _question(request: Request, consume: bool = True, key: str = "", charge: str = "") -> _Question:  # noqa: FBT001, FBT002
+def _question(request: Request, consume: bool = True, key: str = "", charge: str = "") -> _CheckBody:  # noqa: FBT001, FBT002
     if type(request.cost) is not int:
         raise InvalidCost(f"cost must be a whole number, not {request.cost!r:.100}")
     about = request.method, request.attributes, request.cost, request.tier, request.address, request.rule_id
-    return _Question(dict(request.principal), request.endpoint, *about, consume, key, charge=charge, exact=True)
+    return _CheckBody(dict(request.principal), request.endpoint, *about, consume, key, charge=charge, exact=True)
 
 
 class _Answer(NamedTuple):
-    """What a node answers."""
-
     status: int
     headers: httpx.Headers
     content: bytes
 
 
 class HttpTransport:
-    """A node that is asked over HTTP."""
+    """Calls a node over HTTP."""
 
     def __init__(self, endpoint: NodeAddress, identity: Credentials) -> None:
         tls = identity.context() if endpoint.is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -128,60 +108,60 @@ class HttpTransport:
         self._urls = {path: httpx.URL(f"{endpoint}{path}") for path in (_BATCH, _REFUND, _RESET, _RULES, _READY)}
         self._headers = httpx.Headers({"host": endpoint.place, "content-type": "application/json", **identity.headers})
 
-    async def check(self, questions: Sequence[bytes], seconds: float) -> Sequence[Outcome]:
-        body = await self._posted(_BATCH, b'{"requests":[%b]}' % b",".join(questions), seconds)
+    async def check(self, checks: Sequence[bytes], seconds: float) -> Sequence[Outcome]:
+        body = await self._post(_BATCH, b'{"requests":[%b]}' % b",".join(checks), seconds)
         results = self._read(body, _Results).results
-        if len(results) != len(questions):
-            raise OutcomeUnknown(f"{self._endpoint} answers {len(results)} of {len(questions)} questions")
+        if len(results) != len(checks):
+            raise OutcomeUnknown(f"{self._endpoint} answers {len(results)} of {len(checks)} checks")
         return [self._outcome(each) for each in results]
 
     async def refund(self, request: Request, charge: str, seconds: float) -> WrittenRuling:
-        body = await self._posted(_REFUND, _written(_question(checked(request), charge=charge)), seconds)
+        body = await self._post(_REFUND, _written(_question(checked(request), charge=charge)), seconds)
         outcome = self._outcome(self._read(body, _Result))
         if isinstance(outcome, UsageError):
             raise outcome
         return outcome
 
     async def reset(self, request: Request, seconds: float, *, is_whole: bool) -> Reset:
-        question = _question(checked(request))
+        check = _question(checked(request))
         if is_whole:
-            question.endpoint = msgspec.UNSET
-        return self._read(await self._posted(_RESET, _written(question), seconds), Reset)
+            check.endpoint = msgspec.UNSET
+        return self._read(await self._post(_RESET, _written(check), seconds), Reset)
 
     async def rules(self, etag: str, seconds: float) -> FetchedRules | None:
-        response = await self._exchanged("GET", _RULES, None, seconds, {"if-none-match": etag} if etag else {})
+        response = await self._exchange("GET", _RULES, None, seconds, {"if-none-match": etag} if etag else {})
         if response.status == 304:
             return None
         found = self._read(response.content, FetchedRules)
         return msgspec.structs.replace(found, etag=response.headers.get("etag", ""))
 
     async def ready(self, seconds: float) -> None:
-        await self._exchanged("GET", _READY, None, seconds)
+        await self._exchange("GET", _READY, None, seconds)
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _posted(self, path: str, body: bytes, seconds: float) -> bytes:
-        return (await self._exchanged("POST", path, body, seconds)).content
+    async def _post(self, path: str, body: bytes, seconds: float) -> bytes:
+        return (await self._exchange("POST", path, body, seconds)).content
 
-    async def _exchanged(
+    async def _exchange(
         self, method: str, path: str, body: bytes | None, seconds: float, more: Mapping[str, str] | None = None
     ) -> _Answer:
         headers = httpx.Headers({**self._headers, **more}) if more else self._headers
-        times = {"connect": seconds / 2, "pool": seconds}  # then another is asked; whoever asks bounds the whole
+        times = {"connect": seconds / 2, "pool": seconds}  # the session bounds the whole call
         request = httpx.Request(method, self._urls[path], headers=headers, content=body, extensions={"timeout": times})
         try:
             response = await self._http.handle_async_request(request)
             answer = _Answer(response.status_code, response.headers, await self._content(response))
         except httpx.PoolTimeout:
-            raise StoreBusy(f"{self._endpoint} is asked on all connections") from None
+            raise StoreBusy(f"all connections to {self._endpoint} are in use") from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             refused = _tls_error(error)
             why = f"cannot be reached: {error or type(error).__name__}"
             if isinstance(refused, ssl.SSLCertVerificationError):
                 why = f"has a certificate that is not trusted: {refused.verify_message}"
             elif refused is not None:
-                why = f"does not speak TLS as it should: {refused.reason or refused}"
+                why = f"failed the TLS handshake: {refused.reason or refused}"
             raise StoreUnavailable(f"{self._endpoint} {why}") from refused
         except httpx.HTTPError as error:
             raise OutcomeUnknown(f"{self._endpoint} did not answer: {error or type(error).__name__}") from None
@@ -190,27 +170,26 @@ class HttpTransport:
         return answer
 
     async def _content(self, response: httpx.Response) -> bytes:
-        """Read the body of an answer, unless it is one that the service would never give."""
+        """Read the body of a response, up to a limit."""
         content = bytearray()
         try:
-            if "content-encoding" in response.headers:  # which may be far larger than it looks
+            if "content-encoding" in response.headers:  # may expand beyond any limit
                 raise OutcomeUnknown(
-                    f"{self._endpoint} answers, but compressed: that is not Headgate, or a proxy of yours"
+                    f"{self._endpoint} sent a compressed response: it is not Headgate, or a proxy compresses"
                 )
             async for some in response.aiter_raw():
                 content += some
                 if len(content) > LARGEST_ANSWER:
-                    raise OutcomeUnknown(f"{self._endpoint} answers with more than {LARGEST_ANSWER} bytes")
+                    raise OutcomeUnknown(f"{self._endpoint} sent more than {LARGEST_ANSWER} bytes")
         finally:
             await response.aclose()
         return bytes(content)
 
     def _problem(self, response: _Answer) -> StoreError | UsageError:
-        """Return what an answer that is not one says about the question."""
         try:
-            problem = msgspec.json.decode(response.content, type=_Problem)
+            problem = msgspec.json.decode(response.content, type=Problem)
         except (ValueError, RecursionError):
-            problem = _Problem(title=httpx.codes.get_reason_phrase(response.status))
+            problem = Problem(title=httpx.codes.get_reason_phrase(response.status))
         status = response.status
         said = f"{self._endpoint} answers {status}: {problem}"
         match status:
@@ -231,7 +210,7 @@ class HttpTransport:
             return result.exact
         if result.error is not None:
             return error_of(result.error.code, str(result.error))
-        raise OutcomeUnknown(f"{self._endpoint} answers without `exact`: it is an older version, or not Headgate")
+        raise OutcomeUnknown(f"{self._endpoint} answers without `exact`: an older version, or not Headgate")
 
     def _read(self, body: bytes, form: type[T]) -> T:
         try:
@@ -241,7 +220,7 @@ class HttpTransport:
 
 
 def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
-    """Return what TLS itself has against a connection, from what led to an error."""
+    """Return the TLS error in a chain of causes."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     return error

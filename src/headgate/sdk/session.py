@@ -1,14 +1,13 @@
-"""Asking a service from one event loop: batches, nodes that are away, questions that are asked again, and its rules.
+"""Calls to a service from one event loop: batching, failover between nodes, retries, and the service's rules.
 
-A question is sent at once while a node has fewer than `IN_FLIGHT` batches, and otherwise with the next *batch*: all
-questions that came meanwhile. No timer decides. Deadlines count what the service takes, not this process
-(`headgate.stores.deadlines`). Nobody waits for a node that has failed several times in a row
-(`headgate.stores.breaker`), or once where others answer: it is probed now and then, by a question of nobody's, and
-asked again when it answers that.
+A call is sent at once while a node has fewer than `IN_FLIGHT` batches, and otherwise with the next *batch*: all calls
+that arrived meanwhile. There is no timer. Deadlines exclude delays of this process (`headgate.stores.deadlines`). A
+node is skipped after several consecutive failures (`headgate.stores.breaker`), or after one while other nodes respond;
+background probes find out when it is up again.
 
-A question that surely was not answered goes to another node. One whose outcome is unknown does too if asking twice does
-no harm, since it takes nothing or has an idempotency key; else the fallback answers. Where there are several nodes, and
-the one to ask has not answered lately, questions get a key of their own, and an attempt has only a part of the time.
+A call that certainly had no effect is retried on another node. One with an unknown outcome is retried too if it is
+idempotent: it takes nothing or has an idempotency key. Otherwise the fallback decides. With several nodes, of which the
+chosen one has not responded recently, calls get a generated idempotency key, and an attempt has part of the timeout.
 """
 
 from __future__ import annotations
@@ -25,38 +24,34 @@ from typing import Any, TypeAlias
 from headgate.core.errors import HeadgateError, OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable, UsageError
 from headgate.sdk.fallback import ServiceFallback
 from headgate.sdk.settings import ClientSettings, Credentials, NodeAddress
-from headgate.sdk.transport import MOST_BYTES, BatchTooLarge, FetchedRules, Transport, Unanswered, answer_of
+from headgate.sdk.transport import MAX_BATCH_BYTES, BatchTooLarge, FetchedRules, ServiceFailure, Transport, result_of
 from headgate.stores.breaker import Breaker, BreakerStatistics, Circuit
 from headgate.stores.circuits import Reason, reason_of
 from headgate.stores.deadlines import ServerTime
 
 IN_FLIGHT = 2
-"""Batches that a node has at once."""
+"""Concurrent batches of a node."""
 LARGEST_BATCH = 128
-LONGEST_QUEUE = 20_000
-LATELY = 0.1
-"""Seconds for which a node is trusted to be there after it answered, and not doubted while it owes an answer."""
+MAX_QUEUE = 20_000
+RECENT_SECONDS = 0.1
+"""A node is trusted for this long after a response, and may be this late with one."""
 ATTEMPTS = 3
-"""The time of a call is for so many, where it may be asked again of another node."""
+"""The timeout of a call is divided by this where it may be retried on another node."""
 RULES_SECONDS = 5.0
-"""For the rules, which may be many, at least."""
+"""Timeout for fetching the rules, at least."""
 RULES_SOON = 1.0
-"""Seconds until the rules are asked for again that were never had."""
+"""Retry interval until the rules are first fetched."""
 _CLOSED = Circuit.CLOSED
-_NOT_AWAITED = Unanswered(Reason.OUTCOME_UNKNOWN, OutcomeUnknown("the client was closed before the answer came"), 1)
+_NOT_AWAITED = ServiceFailure(Reason.OUTCOME_UNKNOWN, OutcomeUnknown("the client was closed before the answer came"), 1)
 _LOG = logging.getLogger("headgate.sdk")
-Send: TypeAlias = Callable[[Transport, Sequence["OpenQuestion"], float], Awaitable[Sequence[Any]]]
-"""Asks a node something, in so many seconds; there is an outcome for each of those who wait."""
+Send: TypeAlias = Callable[[Transport, Sequence["PendingCall"], float], Awaitable[Sequence[Any]]]
+"""Sends calls to a node within a number of seconds, and returns an outcome for each."""
 
 
-class OpenQuestion:
-    """A question that waits for its answer.
+class PendingCall:
+    """A call, encoded by its transport, that waits for its outcome: a result, a UsageError, or a ServiceFailure.
 
-    Args:
-        question: as its transport has it.
-        seconds: how long the service may take, from when it is submitted.
-        is_repeatable: whether it may be asked again though perhaps it was answered.
-        answer: a future, of a thread or of an event loop; it is given an outcome, a UsageError, or Unanswered.
+    `seconds` is its timeout, from submission; `answer` is a future of a thread or an event loop.
     """
 
     __slots__ = ("answer", "deadline", "is_repeatable", "question", "seconds", "since")
@@ -67,145 +62,136 @@ class OpenQuestion:
         self.since = self.deadline = 0.0
 
     def begin(self, now: float) -> None:
-        """Count its time from now on."""
         self.since, self.deadline = now, now + self.seconds
 
-    def tell(self, outcome: Any) -> None:
-        """Answer it, unless nobody waits any more."""
+    def resolve(self, outcome: Any) -> None:
+        """Set the outcome, unless the caller is gone."""
         if not self.answer.done():
             self.answer.set_result(outcome)
 
 
 class ServiceNode:
-    """One node of the service, and whether it is asked."""
+    """One node of the service, and its circuit breaker."""
 
-    __slots__ = ("_breaker", "endpoint", "heard_at", "in_flight", "owes_since", "transport")
+    __slots__ = ("_breaker", "endpoint", "in_flight", "pending_since", "responded_at", "transport")
 
     def __init__(self, endpoint: NodeAddress, transport: Transport) -> None:
         self.endpoint, self.transport = endpoint, transport
         self.in_flight = 0
-        self.heard_at = -LATELY  # when it last answered, by the time of deadlines
-        self.owes_since = 0.0  # while batches are in flight: since when none was answered
+        self.responded_at = -RECENT_SECONDS
+        self.pending_since = 0.0  # of the oldest wait for any response
         self._breaker = Breaker()
 
-    def is_silent(self, now: float) -> bool:
-        """Has it owed an answer for a while?"""
-        return self.in_flight > 0 and now - self.owes_since > LATELY
+    def is_overdue(self, now: float) -> bool:
+        return self.in_flight > 0 and now - self.pending_since > RECENT_SECONDS
 
     @property
-    def is_asked(self) -> bool:
-        """Whether its circuit is closed."""
+    def is_available(self) -> bool:
         return self._breaker.state is _CLOSED
 
     def ticket(self) -> int:
-        """Return what to report with."""
         return self._breaker.ask(_ticks())
 
     def probe_ticket(self) -> int:
-        """Return the ticket of a probe, if one is due; else 0."""
-        return 0 if self.is_asked else self._breaker.ask(_ticks())
+        """Return the ticket of a probe if one is due, else 0."""
+        return 0 if self.is_available else self._breaker.ask(_ticks())
 
     def wait_us(self) -> int:
-        """Return how many microseconds from now it is asked again."""
+        """Return the microseconds until the next probe."""
         return self._breaker.wait_us(_ticks())
 
-    def answered(self, ticket: int) -> None:
-        """Note that it answers."""
+    def succeeded(self, ticket: int) -> None:
         if not self._breaker.is_untroubled and self._breaker.succeeded(ticket):
             _LOG.warning("%s answers again", self.endpoint)
 
     def failed(self, ticket: int, error: BaseException) -> None:
-        """Note that it does not, unless the error says nothing about it."""
+        """Record a failure, unless the error is not the node's."""
         if not isinstance(error, StoreError) or isinstance(error, StoreBusy):
             self._breaker.abandoned(ticket, _ticks())
         elif self._breaker.failed(ticket, _ticks()):
-            _LOG.warning("%s does not answer (%s): decided without it until it does", self.endpoint, error)
+            _LOG.warning("%s does not answer (%s): using the fallback until it does", self.endpoint, error)
 
-    def left_out(self, error: StoreError) -> None:
-        """Note that it does not answer while others do: nobody is to wait for it."""
+    def trip(self, error: StoreError) -> None:
+        """Open the circuit after a failure while other nodes respond."""
         if self._breaker.trip(_ticks()):
-            _LOG.warning("%s does not answer (%s): others are asked until it does", self.endpoint, error)
+            _LOG.warning("%s does not answer (%s): using other nodes until it does", self.endpoint, error)
 
     def statistics(self) -> BreakerStatistics:
         return self._breaker.statistics()
 
 
 class Session:
-    """Asks the nodes of a service. It belongs to the event loop that it was made in; nothing here is for threads.
+    """Calls to the nodes of a service. It belongs to the event loop that it was made in, and is not thread-safe.
 
-    Args:
-        settings: of the client.
-        transport: makes what asks a node.
-        keyed: returns a question of the transport with an idempotency key.
-        fallback: is told the rules of the service; None: there is none.
+    `with_key` adds an idempotency key to an encoded call; `fallback` receives the rules of the service.
     """
 
     def __init__(
         self,
         settings: ClientSettings,
         transport: Callable[[NodeAddress, Credentials], Transport],
-        keyed: Callable[[bytes, str], bytes],
+        with_key: Callable[[bytes, str], bytes],
         fallback: ServiceFallback | None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.nodes = [ServiceNode(endpoint, transport(endpoint, settings.identity)) for endpoint in settings.endpoints]
         self._timeout, self._rules_every = settings.timeout, settings.rules_every
-        self._queue: deque[OpenQuestion] = deque()
+        self._queue: deque[PendingCall] = deque()
         self._is_scheduled, self._is_closed = False, False
         self._largest = LARGEST_BATCH
         self._turns = count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._etag = ""
-        self._time = ServerTime(self.loop, self._look)
-        self._attempts: dict[asyncio.Timeout, tuple[float, Sequence[OpenQuestion]]] = {}
-        """When each that is under way ends, and for whom it is."""
+        self._time = ServerTime(self.loop, self._expire)
+        self._attempts: dict[asyncio.Timeout, tuple[float, Sequence[PendingCall]]] = {}
+        """When each attempt ends, and its calls."""
         self._keys = (f"{token_hex(16)}-{number}" for number in count())
-        self._keyed = keyed
+        self._with_key = with_key
         if fallback is not None:
             self._start(self._follow_rules(fallback))
 
-    def submit(self, questions: Iterable[OpenQuestion]) -> None:
-        """Ask questions; each is told its answer."""
+    def submit(self, calls: Iterable[PendingCall]) -> None:
+        """Queue calls for the next batch."""
         self._time.watch()
         now = self._time.time()
-        for each in questions:
+        for each in calls:
             each.begin(now)
             if self._is_closed:
-                each.tell(self._not_asked("the client was closed"))
-            elif len(self._queue) >= LONGEST_QUEUE:
-                each.tell(_overloaded(f"{LONGEST_QUEUE} questions wait already"))
+                each.resolve(self._unavailable("the client was closed"))
+            elif len(self._queue) >= MAX_QUEUE:
+                each.resolve(_overloaded(f"{MAX_QUEUE} calls wait already"))
             else:
                 self._queue.append(each)
-        if not self._is_scheduled:  # all that come in this turn of the loop travel together
+        if not self._is_scheduled:  # one batch for the whole turn of the loop
             self._is_scheduled = True
             self.loop.call_soon(self._dispatch)
 
-    def run(self, call: OpenQuestion, send: Send) -> None:
-        """Make a call that is not part of a batch, at once; it is told the outcome."""
+    def run(self, call: PendingCall, send: Send) -> None:
+        """Send a call outside batches, immediately."""
         self._time.watch()
         call.begin(self._time.time())
         node = self._next_node(())
         if self._is_closed or node is None:
-            call.tell(self._not_asked("the client was closed" if self._is_closed else ""))
+            call.resolve(self._unavailable("the client was closed" if self._is_closed else ""))
         else:
-            self._start(self._asked(node, [call], send))
+            self._start(self._call_nodes(node, [call], send))
 
     async def fetch_rules(self, fallback: ServiceFallback) -> None:
-        """Let the fallback know the rules in force. Raises StoreError or UsageError."""
+        """Fetch the rules for the fallback. Raises StoreError or UsageError."""
         seconds = max(self._timeout, RULES_SECONDS)
 
-        async def send(transport: Transport, _: Sequence[OpenQuestion], left: float) -> Sequence[FetchedRules | None]:
+        async def send(transport: Transport, _: Sequence[PendingCall], left: float) -> Sequence[FetchedRules | None]:
             return [await transport.rules(self._etag if fallback.has_rules else "", left)]
 
-        call = OpenQuestion(b"", seconds, self.loop.create_future(), is_repeatable=True)
+        call = PendingCall(b"", seconds, self.loop.create_future(), is_repeatable=True)
         self.run(call, send)
-        outcome: FetchedRules | None = answer_of(await call.answer)
+        outcome: FetchedRules | None = result_of(await call.answer)
         if outcome is not None:
-            await asyncio.to_thread(fallback.adopt, outcome)  # compiling many rules takes its time
+            await asyncio.to_thread(fallback.adopt, outcome)  # compiling many rules is slow
             self._etag = outcome.etag
 
     async def ready(self) -> None:
-        """Return when some node may be asked. Raises StoreError."""
+        """Return once a node is ready. Raises StoreError."""
         error: HeadgateError = StoreUnavailable("no node was asked")
         for node in self.nodes:
             try:
@@ -217,7 +203,6 @@ class Session:
         raise error
 
     async def _ready(self, node: ServiceNode) -> None:
-        """Return when one node may be asked. Raises HeadgateError."""
         try:
             async with asyncio.timeout(self._timeout):
                 await node.transport.ready(self._timeout)
@@ -225,13 +210,13 @@ class Session:
             raise StoreUnavailable(f"{node.endpoint} does not answer in {self._timeout:g} s") from None
 
     async def close(self) -> None:
-        """Stop asking; whoever waits is told."""
+        """Stop; pending calls fail."""
         self._is_closed = True
         waiting = list(self._queue)
         self._queue.clear()
         for each in waiting:
-            each.tell(self._not_asked("the client was closed"))
-        await asyncio.sleep(0)  # a task that never began would tell nobody
+            each.resolve(self._unavailable("the client was closed"))
+        await asyncio.sleep(0)  # a task that never began would resolve nothing
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -239,30 +224,29 @@ class Session:
             await node.transport.close()
 
     def _dispatch(self) -> None:
-        """Send what waits, as far as nodes are free."""
         self._is_scheduled = False
-        self._probe()
+        self._start_probes()
         while self._queue:
             node = self._next_node(())
             if node is None:
                 waiting = list(self._queue)
                 self._queue.clear()
-                absence = self._not_asked()
+                failure = self._unavailable()
                 for each in waiting:
-                    each.tell(absence)
+                    each.resolve(failure)
                 return
             if node.in_flight >= IN_FLIGHT:
                 return
             if batch := self._next_batch():
-                self._start(self._asked(node, batch, _check))
+                self._start(self._call_nodes(node, batch, _check))
 
-    def _next_batch(self) -> list[OpenQuestion]:
-        """Take the next batch from the queue, but not those whose callers are gone."""
-        batch: list[OpenQuestion] = []
+    def _next_batch(self) -> list[PendingCall]:
+        """Take the next batch from the queue, without calls that were cancelled."""
+        batch: list[PendingCall] = []
         size = 0
         while self._queue and len(batch) < self._largest:
             size += len(self._queue[0].question)
-            if size > MOST_BYTES and batch:
+            if size > MAX_BATCH_BYTES and batch:
                 break
             first = self._queue.popleft()
             if not first.answer.done():
@@ -270,73 +254,73 @@ class Session:
         return batch
 
     def _next_node(self, tried: Sequence[ServiceNode]) -> ServiceNode | None:
-        """Return the node to ask: the one with the least to do, each in its turn; None if none is asked now."""
-        asked = [node for node in self.nodes if node.is_asked and node not in tried]
+        """Return the least busy available node, in rotation; None if there is none."""
+        asked = [node for node in self.nodes if node.is_available and node not in tried]
         if not asked:
             return None
         turn, now = next(self._turns) % len(asked), self._time.time()
-        return min(asked[turn:] + asked[:turn], key=lambda node: (node.is_silent(now), node.in_flight))
+        return min(asked[turn:] + asked[:turn], key=lambda node: (node.is_overdue(now), node.in_flight))
 
-    async def _asked(self, node: ServiceNode | None, waiting: list[OpenQuestion], send: Send) -> None:
-        """Ask one node, and others if that one does not answer; all who wait are told."""
+    async def _call_nodes(self, node: ServiceNode | None, waiting: list[PendingCall], send: Send) -> None:
+        """Try nodes until one responds, and resolve all calls."""
         tried: list[ServiceNode] = []
         silent: list[ServiceNode] = []
-        told: Any = _NOT_AWAITED
+        result: Any = _NOT_AWAITED
         try:
             while node is not None and waiting:
-                told = await self._attempt(node, waiting, send, tried)
-                if not isinstance(told, Unanswered):
+                result = await self._attempt(node, waiting, send, tried)
+                if not isinstance(result, ServiceFailure):
                     break
                 tried.append(node)
-                if told.reason is Reason.OUTCOME_UNKNOWN:
+                if result.reason is Reason.OUTCOME_UNKNOWN:
                     silent.append(node)
-                waiting = self._to_ask_again(waiting, told)
+                waiting = self._retryable(waiting, result)
                 node = self._next_node(tried)
                 if node is None and silent and len(tried) < ATTEMPTS:
-                    node = silent.pop(0)  # it is slow, or only its connection was lost, and no other answers
+                    node = silent.pop(0)  # perhaps only its connection was lost
         finally:
-            outcomes = told if isinstance(told, list) else [told] * len(waiting)
+            outcomes = result if isinstance(result, list) else [result] * len(waiting)
             for each, outcome in zip(waiting, outcomes, strict=True):
-                each.tell(outcome)
+                each.resolve(outcome)
             if not self._is_closed:
                 self._dispatch()
 
-    def _to_ask_again(self, waiting: list[OpenQuestion], absence: Unanswered) -> list[OpenQuestion]:
-        """Return those who may be asked again of another node, now; others are told, or wait in the queue again."""
-        if isinstance(absence.error, BatchTooLarge) and len(waiting) > 1:
+    def _retryable(self, waiting: list[PendingCall], failure: ServiceFailure) -> list[PendingCall]:
+        """Return the calls to retry now on another node; resolve or queue the others."""
+        if isinstance(failure.error, BatchTooLarge) and len(waiting) > 1:
             self._largest = max(1, len(waiting) // 2)
             self._queue.extendleft(reversed(waiting))
             return []
         now, again = self._time.time(), []
         for each in waiting:
-            if each.deadline > now and (each.is_repeatable or absence.reason is not Reason.OUTCOME_UNKNOWN):
+            if each.deadline > now and (each.is_repeatable or failure.reason is not Reason.OUTCOME_UNKNOWN):
                 again.append(each)
             else:
-                each.tell(absence)
+                each.resolve(failure)
         return again
 
     async def _attempt(
-        self, node: ServiceNode, waiting: Sequence[OpenQuestion], send: Send, tried: Sequence[ServiceNode]
+        self, node: ServiceNode, waiting: Sequence[PendingCall], send: Send, tried: Sequence[ServiceNode]
     ) -> Any:
-        """Ask one node: returns outcomes, the error that is everybody's, or that it did not answer."""
+        """Try one node; return outcomes, the UsageError of the whole batch, or a ServiceFailure."""
         now = self._time.time()
-        has_others = any(other.is_asked for other in self.nodes if other is not node and other not in tried)
-        if has_others and send is _check and now - node.heard_at > LATELY:
-            self._give_keys(waiting)
+        has_others = any(other.is_available for other in self.nodes if other is not node and other not in tried)
+        if has_others and send is _check and now - node.responded_at > RECENT_SECONDS:
+            self._add_keys(waiting)
         left = max(each.deadline for each in waiting) - now
-        if left <= 0:  # which says nothing about the node
-            return _overloaded("there was no time left to ask")
+        if left <= 0:  # not the node's fault
+            return _overloaded("no time left for the call")
         if has_others and all(each.is_repeatable for each in waiting):
             left /= ATTEMPTS
         ticket = node.ticket()
         try:
-            outcomes = await self._sent(node, waiting, send, now, left)
+            outcomes = await self._send(node, waiting, send, now, left)
         except TimeoutError:
             error: StoreError = OutcomeUnknown(f"{node.endpoint} did not answer in {left:.3g} s")
-            if has_others and node.heard_at < now:
-                node.left_out(error)
+            if has_others and node.responded_at < now:
+                node.trip(error)
         except UsageError as mistake:
-            self._heard(node, ticket)
+            self._responded(node, ticket)
             return mistake
         except StoreError as failure:
             error = failure
@@ -344,17 +328,16 @@ class Session:
             node.failed(ticket, other)
             raise
         else:
-            self._heard(node, ticket)
+            self._responded(node, ticket)
             return outcomes
         node.failed(ticket, error)
-        return Unanswered(reason_of(error), error, node.wait_us())
+        return ServiceFailure(reason_of(error), error, node.wait_us())
 
-    async def _sent(
-        self, node: ServiceNode, waiting: Sequence[OpenQuestion], send: Send, now: float, left: float
+    async def _send(
+        self, node: ServiceNode, waiting: Sequence[PendingCall], send: Send, now: float, left: float
     ) -> list[Any]:
-        """Return what a node answers. Raises TimeoutError if it does not in the time that is left."""
         if not node.in_flight:
-            node.owes_since = now
+            node.pending_since = now
         node.in_flight += 1
         limit = asyncio.timeout(None)
         self._attempts[limit] = now + left, waiting
@@ -365,48 +348,46 @@ class Session:
             node.in_flight -= 1
             del self._attempts[limit]
 
-    def _give_keys(self, waiting: Sequence[OpenQuestion]) -> None:
-        """Make questions ones that may be asked again."""
+    def _add_keys(self, waiting: Sequence[PendingCall]) -> None:
         for each in waiting:
             if not each.is_repeatable:
-                each.question, each.is_repeatable = self._keyed(each.question, next(self._keys)), True
+                each.question, each.is_repeatable = self._with_key(each.question, next(self._keys)), True
 
-    def _heard(self, node: ServiceNode, ticket: int) -> None:
-        node.heard_at = node.owes_since = self._time.time()
-        node.answered(ticket)
+    def _responded(self, node: ServiceNode, ticket: int) -> None:
+        node.responded_at = node.pending_since = self._time.time()
+        node.succeeded(ticket)
 
-    def _look(self) -> bool:
-        """Tell those whose time is up; says whether anybody still waits."""
-        now, heard_at = self._time.time(), max(node.heard_at for node in self.nodes)
+    def _expire(self) -> bool:
+        """Fail the calls that have timed out; return whether others are pending."""
+        now, responded_at = self._time.time(), max(node.responded_at for node in self.nodes)
         while self._queue and self._queue[0].deadline <= now:
             each = self._queue.popleft()
             why = f"it was not asked in {each.seconds:g} s"
-            each.tell(_overloaded(why) if heard_at > each.since else self._not_asked(why))
+            each.resolve(_overloaded(why) if responded_at > each.since else self._unavailable(why))
         for limit, (until, waiting) in self._attempts.items():
             for each in waiting:
                 if each.deadline <= now and not each.answer.done():
                     unknown = OutcomeUnknown(f"the service did not answer in {each.seconds:g} s")
-                    each.tell(Unanswered(Reason.OUTCOME_UNKNOWN, unknown, 1))
+                    each.resolve(ServiceFailure(Reason.OUTCOME_UNKNOWN, unknown, 1))
             if until <= now and not limit.expired():
                 limit.reschedule(self.loop.time())
         return bool(self._queue or self._attempts)
 
-    def _not_asked(self, why: str = "") -> Unanswered:
-        """Return that no node is asked now, since all have failed before, or for another reason."""
+    def _unavailable(self, why: str = "") -> ServiceFailure:
+        """Return the failure of a call that no node can take now."""
         wait_us = min(node.wait_us() for node in self.nodes)
         if why:
-            return Unanswered(Reason.STORE_UNAVAILABLE, StoreUnavailable(why), wait_us)
+            return ServiceFailure(Reason.STORE_UNAVAILABLE, StoreUnavailable(why), wait_us)
         places = ", ".join(str(node.endpoint) for node in self.nodes)
-        told = f"{places} failed before, and is asked again in {wait_us / 1e6:g} s"
-        return Unanswered(Reason.CIRCUIT_OPEN, StoreUnavailable(told), wait_us)
+        message = f"{places} failed before; next attempt in {wait_us / 1e6:g} s"
+        return ServiceFailure(Reason.CIRCUIT_OPEN, StoreUnavailable(message), wait_us)
 
-    def _probe(self) -> None:
-        """Begin to find out whether nodes that were away for a while are back."""
+    def _start_probes(self) -> None:
         for node in self.nodes:
             if ticket := node.probe_ticket():
-                self._start(self._probed(node, ticket))
+                self._start(self._probe(node, ticket))
 
-    async def _probed(self, node: ServiceNode, ticket: int) -> None:
+    async def _probe(self, node: ServiceNode, ticket: int) -> None:
         try:
             await self._ready(node)
         except HeadgateError as error:
@@ -415,16 +396,16 @@ class Session:
             node.failed(ticket, error)
             raise
         else:
-            node.answered(ticket)
+            node.succeeded(ticket)
 
     async def _follow_rules(self, fallback: ServiceFallback) -> None:
-        """Have the rules at hand for when the service is away."""
+        """Keep the fallback's rules current."""
         while True:
             try:
                 await self.fetch_rules(fallback)
             except HeadgateError as error:
                 level = logging.DEBUG if fallback.has_rules else logging.WARNING
-                _LOG.log(level, "the rules of the service could not be had: %s", error)
+                _LOG.log(level, "cannot fetch the rules of the service: %s", error)
             await asyncio.sleep(self._rules_every if fallback.has_rules else min(RULES_SOON, self._rules_every))
 
     def _start(self, work: Any) -> None:
@@ -435,14 +416,14 @@ class Session:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _LOG.error("a client failed to ask", exc_info=error)
+            _LOG.error("a background task of the client failed", exc_info=error)
 
 
-def _overloaded(why: str) -> Unanswered:
-    return Unanswered(Reason.OVERLOADED, StoreBusy(why), 1)
+def _overloaded(why: str) -> ServiceFailure:
+    return ServiceFailure(Reason.OVERLOADED, StoreBusy(why), 1)
 
 
-async def _check(transport: Transport, waiting: Sequence[OpenQuestion], seconds: float) -> Sequence[Any]:
+async def _check(transport: Transport, waiting: Sequence[PendingCall], seconds: float) -> Sequence[Any]:
     return await transport.check([each.question for each in waiting], seconds)
 
 

@@ -1,4 +1,4 @@
-"""What a client is told: where the service is, who calls, and what is answered while it is away."""
+"""Settings of a client: addresses, credentials, and behaviour while the service is unavailable."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from headgate.engine.verbs import checked_mode
 from headgate.stores.failover import MAX_NODES
 
 TIMEOUT = 0.5
-"""Seconds for a call: twice what the service gives its store, so that what it answers without one still arrives."""
+"""Seconds for a call: twice the service's timeout for its store, so that its fallback answers still arrive."""
 RULES_EVERY = 30.0
 EXAMPLE = "http://localhost:8080 or grpc://localhost:8081"
 _LONGEST_KEY = 2048
 """Characters of a caller key."""
 _PORTS = {"http": 8080, "https": 443, "grpc": 8081, "grpcs": 443}
-"""The schemes, and where a service is where an address does not say."""
+"""Schemes and default ports."""
 
 
 class ClientOptions(TypedDict, total=False):
-    """What both clients accept besides the addresses of the service."""
+    """Options of both clients."""
 
     timeout: float
-    """Seconds for a whole call, up to 3600; 0.5 by default. What has no answer by then is answered by the mode."""
+    """Seconds for a whole call, up to 3600; 0.5 by default. Then the mode of the rules decides."""
     caller_key: str
-    """Who calls, where the service wants to know; sent as ``Authorization: Bearer``."""
+    """The caller's key, if the service requires one; sent as ``Authorization: Bearer``."""
     ca: str
-    """A file (PEM) of the authorities to trust, rather than the system's; for https and grpcs."""
+    """A PEM file of the authorities to trust instead of the system's; for https and grpcs."""
     cert: str
-    """A client certificate (PEM), where the service wants one."""
+    """A client certificate (PEM), if the service requires one."""
     key: str
-    """Its private key (PEM), if that is in a file of its own."""
+    """Its private key (PEM), if in a separate file."""
     on_service_failure: str
-    """What to answer while the service is away, where a rule does not say: "local" (the default), "allow" or "deny"."""
+    """The decision while the service is unavailable, unless a rule has a mode: "local" (the default), "allow" or
+    "deny"."""
     without_rules: str
-    """What "local" answers while the service has been away since the client began, so that there are no rules to decide
-    by: "deny" (the default) or "allow"."""
+    """The decision of "local" until the rules were first fetched: "deny" (the default) or "allow"."""
     nodes: int
-    """How many processes share the limits while the service is away, this one included, for "local"; 1 by default."""
+    """How many processes, including this one, share the limits in mode "local"; 1 by default."""
     rules_every: float
-    """Seconds between two looks at the rules of the service, for "local"; 30 by default."""
+    """Seconds between fetches of the rules for "local"; 30 by default."""
     clock: Clock
-    """Where time comes from while the service is away, for tests."""
+    """The source of time for local decisions, for tests."""
 
 
 class NodeAddress(msgspec.Struct, frozen=True):
-    """Where one node of a service is."""
+    """The address of a node."""
 
     scheme: str
     host: str
@@ -61,7 +61,7 @@ class NodeAddress(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """The host and port, as in an address."""
+        """``host:port``, with brackets around IPv6."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -77,7 +77,7 @@ class NodeAddress(msgspec.Struct, frozen=True):
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """Whom a client trusts, and who it says it is."""
+    """The authorities that a client trusts, and its own identity."""
 
     ca: str = ""
     cert: str = ""
@@ -86,18 +86,17 @@ class Credentials(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.key and not self.cert:
-            raise UsageError("a key needs its certificate: cert=FILE")
+            raise UsageError("key needs a certificate: cert=FILE")
         caller = self.caller_key
         if caller and not (len(caller) <= _LONGEST_KEY and caller.isascii() and caller.isprintable()):
-            raise UsageError(f"a caller key is printable ASCII, up to {_LONGEST_KEY} characters")
+            raise UsageError(f"the caller key must be printable ASCII, up to {_LONGEST_KEY} characters")
 
     @property
     def headers(self) -> dict[str, str]:
-        """What says who calls."""
         return {"authorization": f"Bearer {self.caller_key}"} if self.caller_key else {}
 
     def context(self) -> ssl.SSLContext:
-        """Return how TLS is spoken. Raises UsageError."""
+        """Return the TLS settings. Raises UsageError."""
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
             if self.cert:
@@ -109,7 +108,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class ClientSettings(msgspec.Struct, frozen=True):
-    """All of it, checked."""
+    """Validated options."""
 
     endpoints: tuple[NodeAddress, ...]
     identity: Credentials
@@ -121,24 +120,24 @@ class ClientSettings(msgspec.Struct, frozen=True):
     clock: Clock
 
 
-def settings_of(addresses: Sequence[str], options: ClientOptions) -> ClientSettings:
-    """Return what a client is told. Raises UsageError."""
+def parse_settings(addresses: Sequence[str], options: ClientOptions) -> ClientSettings:
+    """Validate addresses and options. Raises UsageError."""
     if unknown := set(options) - set(ClientOptions.__annotations__):
         known = ", ".join(ClientOptions.__annotations__)
-        raise UsageError(f"a client has no option {short(min(unknown))}; there are {known}")
+        raise UsageError(f"unknown option {short(min(unknown))}; the options are {known}")
     endpoints = tuple([endpoint_of(text) for text in addresses])
     if not endpoints:
         raise UsageError(f"a client needs the address of a service, such as {EXAMPLE}")
     if len({each.scheme for each in endpoints}) > 1:
-        raise UsageError(f"all addresses have one scheme, not {', '.join(map(str, endpoints))}")
+        raise UsageError(f"all addresses must have the same scheme, got {', '.join(map(str, endpoints))}")
     if len(set(endpoints)) < len(endpoints):
-        raise UsageError(f"an address is there twice: {', '.join(map(str, endpoints))}")
+        raise UsageError(f"duplicate address: {', '.join(map(str, endpoints))}")
     identity = Credentials(*[_text(name, options.get(name, "")) for name in ("ca", "cert", "key", "caller_key")])
     if (identity.ca or identity.cert) and not endpoints[0].is_tls:
-        raise UsageError(f"ca, cert and key are for TLS: {endpoints[0]} should be https:// or grpcs://")
+        raise UsageError(f"ca, cert and key require TLS: {endpoints[0]} should be https:// or grpcs://")
     without_rules = checked_mode(options.get("without_rules", Mode.DENY), "without_rules")
     if without_rules is Mode.LOCAL:
-        raise UsageError("without_rules is deny or allow: without rules there is nothing to decide by")
+        raise UsageError("without_rules must be deny or allow: there are no rules for a local decision")
     return ClientSettings(
         endpoints,
         identity,
@@ -152,9 +151,9 @@ def settings_of(addresses: Sequence[str], options: ClientOptions) -> ClientSetti
 
 
 def endpoint_of(text: str, ports: Mapping[str, int] = _PORTS, example: str = EXAMPLE) -> NodeAddress:
-    """Return where an address says that a service is; `ports` are of the schemes it may have. Raises UsageError."""
+    """Parse an address; `ports` are the defaults of the accepted schemes. Raises UsageError."""
     if not isinstance(text, str):
-        raise UsageError(f"the address of a service is text, such as {example}, not {short(text)}")
+        raise UsageError(f"the address of a service must be text, such as {example}, not {short(text)}")
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -162,21 +161,21 @@ def endpoint_of(text: str, ports: Mapping[str, int] = _PORTS, example: str = EXA
         raise UsageError(f"{short(text)} is not an address of a service: {error}") from None
     host = parts.hostname or ""
     if parts.scheme not in ports or not host:
-        raise UsageError(f"{short(text)} is not an address of a service; one is like {example} ({', '.join(ports)})")
+        raise UsageError(f"{short(text)} is not an address of a service, such as {example} ({', '.join(ports)})")
     if parts.path not in {"", "/"} or parts.query or parts.fragment or "@" in parts.netloc:
-        raise UsageError(f"{short(text)} has more than scheme, host and port; it should be like {example}")
+        raise UsageError(f"{short(text)} has more than scheme, host and port; write it like {example}")
     if not (host.isascii() and host.isprintable() and " " not in host):
-        raise UsageError(f"{short(text)} has no host that can be asked")
+        raise UsageError(f"{short(text)} has no valid host")
     return NodeAddress(parts.scheme, host, port or ports[parts.scheme])
 
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise UsageError(f"{name} is text, not {short(value)}")
+        raise UsageError(f"{name} must be text, not {short(value)}")
     return value
 
 
 def _seconds(name: str, value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 3600:
         return value
-    raise UsageError(f"{name} is a number of seconds above 0 and up to 3600, not {short(value)}")
+    raise UsageError(f"{name} must be a number of seconds above 0 and up to 3600, not {short(value)}")

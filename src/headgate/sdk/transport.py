@@ -1,4 +1,4 @@
-"""What a client asks, and the contract of what carries it to one node of a service and back."""
+"""The contract of transports, which carry a client's calls to one node, and their values."""
 
 from __future__ import annotations
 
@@ -14,88 +14,102 @@ from headgate.policy.request import InvalidRequest, Request
 from headgate.stores.circuits import Reason
 
 Outcome: TypeAlias = WrittenRuling | UsageError
-"""What a service says to a question: a ruling, or what is wrong with the question."""
-MOST_BYTES = 200_000
-"""Of all questions of a batch: a message of gRPC has at most 256 KB."""
+"""A ruling, or what is wrong with the check."""
+MAX_BATCH_BYTES = 200_000
+"""Of a batch: the service limits gRPC messages to 256 KB."""
 
 
 class CallerRefused(UsageError):
-    """The service does not know who calls: it wants a caller key, or another one."""
+    """The service requires a caller key, or a different one."""
 
 
 class BatchTooLarge(StoreBusy):
-    """The node never takes so many questions at once."""
+    """The batch is too large for the node."""
 
 
-class Question(NamedTuple):
-    """What is asked about a request."""
+class Check(NamedTuple):
+    """A check or peek of a request."""
 
     request: Request
     consume: bool = True
-    """Whether the cost is taken if the request passes."""
+    """Whether to take the cost if the request passes."""
     idempotency_key: str = ""
     client_id: str = ""
-    """The value of what the rule counts by, where only the service knows what that is."""
+    """The value that the rule counts by, if only the service knows its dimension."""
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether it may be asked again though perhaps it was answered."""
+        """Whether it is idempotent."""
         return not self.consume or self.idempotency_key != "" or self.request.cost == 0
 
 
-class Unanswered(NamedTuple):
-    """That the service did not answer, and why."""
+class ServiceFailure(NamedTuple):
+    """The service did not answer, and why."""
 
     reason: Reason
     error: StoreError
     wait_us: int
-    """Microseconds until it is asked again."""
+    """Microseconds until the next attempt."""
 
 
 class FetchedRules(msgspec.Struct, frozen=True):
-    """The rules of a service."""
-
     version: int
     enforcing: bool
     rules: msgspec.Raw
     etag: str = ""
 
 
-class Transport(Protocol):
-    """Asks one node. What it raises says what is known about the question that was asked.
+class Fault(msgspec.Struct):
+    pointer: str = ""
+    detail: str = ""
 
-    StoreUnavailable: the node surely did nothing; StoreBusy: nor did it, though it is well. OutcomeUnknown: perhaps it
-    did. UsageError: the question is wrong, or who asks. All take the seconds that they have.
+
+class Problem(msgspec.Struct):
+    """An error response: RFC 9457."""
+
+    title: str = ""
+    detail: str = ""
+    code: str = ""
+    errors: tuple[Fault, ...] = ()
+
+    def __str__(self) -> str:
+        places = [f"{each.pointer or 'the request'} {each.detail}" for each in self.errors]
+        return "; ".join([self.detail or self.title, *places])
+
+
+class Transport(Protocol):
+    """Calls one node, within a number of seconds.
+
+    Its errors state what happened. StoreUnavailable, StoreBusy: the node did nothing. OutcomeUnknown: it may have.
+    UsageError: the call or the caller is refused.
     """
 
-    async def check(self, questions: Sequence[bytes], seconds: float) -> Sequence[Outcome]:
-        """Ask several questions, each as `encoded` by this transport."""
+    async def check(self, checks: Sequence[bytes], seconds: float) -> Sequence[Outcome]:
+        """Send a batch of checks, each in the form of this transport's `encode`."""
         ...
 
     async def refund(self, request: Request, charge: str, seconds: float) -> WrittenRuling:
-        """Have given back what a charge took."""
+        """Refund a charge."""
         ...
 
     async def reset(self, request: Request, seconds: float, *, is_whole: bool) -> Reset:
-        """Have what was used of the limits of a request forgotten; as a whole: of all that count by its principals."""
+        """Reset the limits of a request, or with `is_whole` all limits of its principals."""
         ...
 
     async def rules(self, etag: str, seconds: float) -> FetchedRules | None:
-        """Return the rules in force; None if they are what has this ETag."""
+        """Return the rules in force; None if they still have this ETag."""
         ...
 
     async def ready(self, seconds: float) -> None:
-        """Return when the node may be asked."""
+        """Return if the node is ready."""
         ...
 
-    async def close(self) -> None:
-        """Hang up."""
-        ...
+    async def close(self) -> None: ...
 
 
-def answer_of(outcome: Any) -> Any:
-    """Return what the service said; raises that it did not, or what it says is wrong."""
-    if isinstance(outcome, Unanswered):
+def result_of(outcome: Any) -> Any:
+    """Return an outcome; raise it if it is a failure or an error."""
+    if isinstance(outcome, ServiceFailure):
         raise outcome.error
     if isinstance(outcome, UsageError):
         raise outcome
@@ -103,15 +117,15 @@ def answer_of(outcome: Any) -> Any:
 
 
 def checked(request: Request) -> Request:
-    """Return a request that can be written down; whether it makes sense, the service says. Raises InvalidRequest."""
+    """Return a request of valid types. Raises InvalidRequest."""
     try:
         texts = [*request.principal.items(), *request.attributes.items()]
         texts.append((request.endpoint, request.method))
         texts.append((request.tier, request.address + request.rule_id))
     except (AttributeError, TypeError):
         right = "a Request, such as Request({'user': '42'}, '/api/v1/orders', 'POST')"
-        raise InvalidRequest(f"what is decided is {right}, of text, not {request!r:.200}") from None
+        raise InvalidRequest(f"expected {right}, of text, not {request!r:.200}") from None
     for name, value in texts:
         if not (isinstance(name, str) and isinstance(value, str)):
-            raise InvalidRequest(f"a request is made of text: {name!r:.100} is {value!r:.100}")
+            raise InvalidRequest(f"a request consists of text: {name!r:.100} is {value!r:.100}")
     return request

@@ -129,7 +129,7 @@ def test_no_other_process_is_told(pid: int, capsys: pytest.CaptureFixture[str]) 
     """It would be the end of one that does not know the signal."""
     assert main(["enforcement", "off", "--pid", str(pid)]) == 2
     what = "is not a service" if pid == 1 else "does not exist"
-    assert f"process {pid} {what}. Say which service is meant" in capsys.readouterr().err
+    assert f"process {pid} {what}. Select a service with --pid PID" in capsys.readouterr().err
 
 
 def test_services_are_told_apart_by_their_options_and_workers_and_wrappers_are_none(

@@ -68,7 +68,7 @@ def test_who_answers_envoy_alone_gets_no_example_rules(tmp_path: Path) -> None:
     )
     with service("--envoy-config", str(tmp_path)) as found:
         found.started()
-        assert "rules  0, as only Envoy is answered" in found.said
+        assert "rules  0, for Envoy only" in found.said
         assert " check " not in found.said
         assert "edge.user" in subprocess.run(found.trial, capture_output=True, check=True, text=True).stdout
         assert found.check("u1")["matched"] is False
@@ -123,13 +123,13 @@ def test_a_password_of_the_store_is_shown_nowhere() -> None:
     ("options", "said"),
     [
         (["--workers", "2"], "--workers: 2 workers need a store that they share"),
-        (["--workers", "many"], "--workers: a number, not 'many'"),
+        (["--workers", "many"], "--workers must be a number, not 'many'"),
         (["--http-port", "70000"], "--http-port: a whole number from 0 to 65535"),
         (["--rules", "no/such.yaml"], "--rules: there is no file"),
         (["--store", "sqlite:///x"], "unknown store"),
         (["--store", "redis://host?tiemout=1"], "tiemout"),
         (["--host", "no.such.host.invalid"], "--host 'no.such.host.invalid'"),
-        (["--log-access", "perhaps"], "--log-access: on or off"),
+        (["--log-access", "perhaps"], "--log-access must be on or off"),
         (["--tls-cert", __file__, "--tls-key", __file__], "the certificates cannot be used"),
         (["--caller-keys", __file__], "a line is NAME"),
         (["--rules", __file__], "test_serve.py"),
@@ -155,7 +155,7 @@ def test_it_serves_although_it_cannot_say_so(workers: int) -> None:
     with redis_server() as server:
         options = ("--workers", str(workers), "--store", server.address)
         with service(*options, out=Path("/dev/full")) as found:
-            until(lambda: "cannot be told on the standard output" in found.complained, "it complains", SECONDS)
+            until(lambda: "cannot write to standard output" in found.complained, "it complains", SECONDS)
             assert not found.has_ended
             found.signal(signal.SIGTERM)
             assert found.ended() == 0
