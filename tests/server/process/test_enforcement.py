@@ -141,7 +141,7 @@ def test_services_are_told_apart_by_their_options_and_workers_and_wrappers_are_n
         worker = min(found.workers())
         assert main(["enforcement", "off", "--pid", str(worker)]) == 2
         told = capsys.readouterr().err
-        assert f"process {worker} is a worker of process {found.process.pid}. Say which" in told
+        assert f"process {worker} is a worker of process {found.process.pid}. Select a service" in told
         (line,) = [line for line in told.splitlines() if f" {found.process.pid}: " in line]
         assert f"--rules {rules}" in line
         assert "not-to-be-listed" not in told
