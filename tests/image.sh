@@ -55,9 +55,10 @@ healthy=$(sed -n 's/^    CMD //p' deploy/Dockerfile |
   "${PYTHON:-python3}" -c 'import json, shlex, sys; print(shlex.join(json.load(sys.stdin)))')
 container=$(buildah from "$image")
 unshare --net sh -c 'ip link set lo up && exec "$@"' sh buildah run --env HEALTHY="$healthy" "$container" -- sh -euc '
-headgate serve >said 2>log & service=$!
+HEADGATE_LOG_FORMAT=text headgate serve >said 2>log & service=$!  # as JSON, the log has no request to try
+left=300
 until try=$(grep -o "headgate check .*" said); do
-  kill -0 $service 2>/dev/null || { cat said log; exit 1; }
+  kill -0 $service 2>/dev/null && [ $((left -= 1)) -gt 0 ] || { cat said log; exit 1; }
   sleep 0.2
 done
 eval "$try"
