@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_network
 from pathlib import Path
@@ -31,12 +31,7 @@ LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_WORKERS = 256
 _PORTS = (0, 65_535)
-_SECONDS: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(("drain_delay", "drain_seconds"), (0, 3600)),
-    **dict.fromkeys(("cache_peeks", "cache_denials"), (0, 60)),
-    "breaker_pause": (0.001, 60),
-}
-"""Settings that are seconds, and what they may be."""
+_BRIEFLY, _LONG = (0.0, 60.0), (0.0, 3600.0)
 KEYS_OF_DATABASE = "database"
 """As `caller_keys`: only keys of the admin plane, of the role check. With a file they open as well."""
 
@@ -58,7 +53,7 @@ def _option(
         default: what counts when it is not given.
         metavar: what stands for its value.
         about: what it is, in a few words.
-        accepted: the values that it may have; of a whole number, the least and the most.
+        accepted: the values that it may have; of a whole number or of seconds, the least and the most.
         group: what it is shown under; empty: that of the one before.
         is_secret: whether it may have a password in it, and is not shown.
     """
@@ -90,15 +85,18 @@ class Settings:
     on_store_failure: str = _option(
         Mode.LOCAL, "MODE", f"while the store is unavailable, where a rule does not say: {', '.join(Mode)}", Mode
     )
-    cache_peeks: float = _option(0.05, "SECONDS", "for which the answer to a peek is repeated; 0 for never")
+    cache_peeks: float = _option(0.05, "SECONDS", "for which the answer to a peek is repeated; 0 for never", _BRIEFLY)
     cache_denials: float = _option(
-        1.0, "SECONDS", "for which a refusal is repeated, at most until the request would pass; 0 for never"
+        1.0, "SECONDS", "for which a refusal is repeated, at most until the request would pass; 0 for never", _BRIEFLY
     )
     breaker_failures: int = _option(
         THRESHOLD, "N", "calls in a row that fail, after which the store counts as down", (1, 1_000_000)
     )
     breaker_pause: float = _option(
-        PAUSE_US / 1_000_000, "SECONDS", "until it is tried again; each try that fails doubles them, up to 2 s"
+        PAUSE_US / 1_000_000,
+        "SECONDS",
+        "until it is tried again; each try that fails doubles them, up to 2 s",
+        (0.001, 60.0),
     )
     nodes: int = _option(
         0,
@@ -172,9 +170,9 @@ class Settings:
         group="processes",
     )
     drain_delay: float = _option(
-        5.0, "SECONDS", "after SIGTERM in which health checks fail and everything is still served; 0 for SIGINT"
+        5.0, "SECONDS", "after SIGTERM in which health checks fail and everything is still served; 0 for SIGINT", _LONG
     )
-    drain_seconds: float = _option(25.0, "SECONDS", "after that for requests in progress to end")
+    drain_seconds: float = _option(25.0, "SECONDS", "after that for requests in progress to end", _LONG)
 
     max_checks_per_second: int = _option(
         100_000,
@@ -218,9 +216,6 @@ class Settings:
     def __post_init__(self) -> None:
         for each in fields(self):
             _check(each.name, getattr(self, each.name), each.metadata["accepted"])
-        for name, (least, most) in _SECONDS.items():
-            if not least <= (seconds := getattr(self, name)) <= most:
-                raise InvalidSetting(name, f"seconds from {least:g} to {most:g}, not {seconds:g}")
         self._check_quotas()
         if self.http_port and self.http_port == self.grpc_port:
             raise InvalidSetting("grpc_port", f"HTTP has port {self.http_port} already: take another one")
@@ -335,12 +330,16 @@ class Settings:
             raise InvalidSetting("envoy_config", f"there is no folder {short(self.envoy_config)}")
 
 
-def _check(name: str, value: object, accepted: tuple[Any, ...]) -> None:
+def _check(name: str, value: Any, accepted: tuple[Any, ...]) -> None:
     """Raise InvalidSetting unless a value is one of those that are accepted."""
     if accepted and isinstance(accepted[0], int):
         low, high = accepted
         if type(value) is not int or not low <= value <= high:
             raise InvalidSetting(name, f"a whole number from {low} to {high}, not {short(value)}")
+    elif accepted and isinstance(accepted[0], float):
+        low, high = accepted
+        if not low <= value <= high:
+            raise InvalidSetting(name, f"seconds from {low:g} to {high:g}, not {value:g}")
     elif accepted and value not in accepted:
         raise InvalidSetting(name, f"one of {', '.join(accepted)}, not {short(value)}")
 
