@@ -95,8 +95,10 @@ def check_types(what: str, record: Any) -> None:
 
     Lists become tuples, sets become frozen, and the words of enumerations their members.
     """
-    for name, check in _checks(type(record)):  # type: ignore[arg-type]  # classes are hashable
+    for name, default, check in _checks(type(record)):  # type: ignore[arg-type]  # classes are hashable
         given = getattr(record, name)
+        if given is default:
+            continue
         try:
             right = check(given)
         except Meaningless as error:
@@ -114,10 +116,10 @@ def check_mapping(what: str, values: Any, kind: type) -> None:
 
 
 @cache
-def _checks(kind: type) -> list[tuple[str, _Check]]:
+def _checks(kind: type) -> list[tuple[str, Any, _Check]]:
     hints = get_type_hints(kind)
     return [
-        (each.name, _check_of(hints[each.name], each.metadata.get(_DECLARED, ("", None))[1]))
+        (each.name, each.default, _check_of(hints[each.name], each.metadata.get(_DECLARED, ("", None))[1]))
         for each in fields(kind)
         if each.init
     ]
