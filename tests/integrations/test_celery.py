@@ -95,7 +95,7 @@ def test_a_task_keeps_its_own_retries(app: Celery) -> None:
 
 def test_a_task_without_a_key_fails_rather_than_running_unlimited(app: Celery) -> None:
     result = app.tasks["keyless"].delay(None)
-    with pytest.raises(CallRefused, match="does not say whom"):
+    with pytest.raises(CallRefused, match="does not identify its caller"):
         result.get(timeout=60)
     until(lambda: result.state == "FAILURE", "it has failed")
 
@@ -175,7 +175,7 @@ def test_what_cannot_work_is_loud_where_it_is_written() -> None:
 
     def above() -> None: ...
 
-    with pytest.raises(UsageError, match="of one TaskLimits"):
+    with pytest.raises(UsageError, match="use one TaskLimits"):
         TaskLimits().limit("5/minute")(limits.limit("5/minute")(above))
 
     app = Celery(set_as_current=False)

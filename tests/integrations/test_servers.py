@@ -137,7 +137,7 @@ def test_websockets_streams_and_clients_that_go_away_under_uvicorn(redis: RedisS
         (", limits='3/minuet'", "bad quota '3/minuet'"),
         (", limit='3/minute'", "unknown setting limit"),
         (", rules='nowhere.yaml'", "nowhere.yaml: cannot be read"),
-        (", limits='3/minute', on_message='shout'", "on_message is 'close' or 'wait'"),
+        (", limits='3/minute', on_message='shout'", "on_message must be 'close' or 'wait'"),
     ],
 )
 def test_uvicorn_does_not_start_an_application_whose_limits_cannot_work(
