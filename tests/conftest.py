@@ -12,6 +12,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.postgres import PostgresServer, postgres_server
+from tests.servers import RedisServer, redis_server
+
 settings.register_profile(
     "default",
     deadline=None,  # machines are noisy: no test depends on how long it takes
@@ -73,6 +76,27 @@ def state_folder() -> Iterator[None]:
     with TemporaryDirectory(prefix="headgate-state-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", folder)
         yield
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    """A Redis server of each module."""
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A Redis server that a test may stop, or fill."""
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of each module; a test that stops it starts it again."""
+    with postgres_server() as server:
+        yield server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

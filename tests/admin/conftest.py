@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from headgate.admin.catalog import Catalog
+from headgate.admin.database import Database
+from tests.admin.planes import Admin, opened, plane
 from tests.postgres import PostgresServer, postgres_server
 
 PATIENCE = {f"headgate.admin.{module}.PATIENCE": 60.0 for module in ("database", "follower", "usage")}
@@ -35,3 +38,21 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/headgate.db"
     server: PostgresServer = request.getfixturevalue("postgres")
     return server.database()
+
+
+@pytest.fixture
+async def database(url: str) -> AsyncIterator[Database]:
+    async with opened(url) as database:
+        yield database
+
+
+@pytest.fixture
+def catalog(database: Database) -> Catalog:
+    return Catalog(database)
+
+
+@pytest.fixture
+async def admin(url: str) -> AsyncIterator[Admin]:
+    """A client of a plane on that database."""
+    async with plane(url) as admin:
+        yield admin

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -16,87 +14,14 @@ import pytest
 
 from headgate.admin import security
 from headgate.admin.api import application, document
-from headgate.admin.audit import Actor
-from headgate.admin.catalog import Catalog
-from headgate.admin.database import Database
-from headgate.admin.keys import AdminKeys, KeyRole
+from headgate.admin.keys import AdminKeys
 from headgate.admin.rule_catalogs import FileRules
 from headgate.admin.security import FAILURES, MAX_BODY, PUBLIC, READS, WRITES
 from headgate.admin.service import AdminService
 from headgate.engine import AsyncEngine
 from headgate.policy.loading import from_data
 from headgate.policy.request import Request
-from headgate.testing import ManualClock
-
-DOCUMENT: dict[str, Any] = {
-    "version": 1,
-    "rules": [
-        {"id": "orders-user", "limit": 5, "window": "1m", "endpoint": "/orders"},
-        {"id": "all-ip", "dimension": "ip", "limit": 50, "window": "1s"},
-        {"id": "team/a", "limit": 9, "window": "1h", "tier": "gold"},
-    ],
-    "tiers": {"gold": {"orders-user": {"limit": 50}}},
-}
-
-
-class Admin:
-    """A client with keys of all roles."""
-
-    def __init__(
-        self,
-        client: httpx.AsyncClient,
-        keys: dict[str, str],
-        catalog: Catalog,
-        engine: AsyncEngine,
-        service: AdminService,
-    ) -> None:
-        self.client, self.keys, self.catalog, self.engine, self.service = client, keys, catalog, engine, service
-
-    async def ask(
-        self, method: str, path: str, body: Any = None, *, role: str = "admin", **headers: str
-    ) -> httpx.Response:
-        sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        if role:
-            sent["authorization"] = f"Bearer {self.keys[role]}"
-        url = path if not path.startswith("api/") else f"/{path}"
-        return await self.client.request(method, url, json=body, headers=sent)
-
-    async def follow(self) -> None:
-        """Let the engine have the rules of the database, as a follower would."""
-        await self.engine.close()
-        rules = from_data((await self.catalog.document()).document)
-        self.engine.__init__(rules, clock=ManualClock())  # type: ignore[misc]
-
-
-@asynccontextmanager
-async def plane(url: str, reads: str = "100000/day", writes: str = "100000/day") -> AsyncIterator[Admin]:
-    database = await Database.open(url)
-    catalog, keys = Catalog(database), AdminKeys(database)
-    await catalog.apply(DOCUMENT, Actor("start-up"))
-    texts = {str(role): (await keys.create(str(role), role, Actor("start-up"))).text for role in KeyRole}
-    engine = AsyncEngine(from_data(DOCUMENT), clock=ManualClock())
-    service = AdminService(catalog, engine, keys, database=database)
-    app = application(service, reads=reads, writes=writes)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
-    try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
-            yield Admin(client, texts, catalog, engine, service)
-    finally:
-        await engine.close()
-        await database.close()
-
-
-def on(url: str, work: Callable[[Admin], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with plane(url) as admin:
-            await work(admin)
-
-    asyncio.run(main())
-
-
-@pytest.fixture
-def sqlite(tmp_path: Any) -> str:
-    return f"sqlite:///{tmp_path}/headgate.db"
+from tests.admin.planes import DOCUMENT, Admin, on_sqlite, plane
 
 
 async def routes_of(admin: Admin) -> list[tuple[str, str]]:
@@ -106,189 +31,158 @@ async def routes_of(admin: Admin) -> list[tuple[str, str]]:
 
 
 class TestWhoMay:
-    def test_every_route_refuses_without_a_key_and_with_a_wrong_one(self, sqlite: str) -> None:
-        async def work(admin: Admin) -> None:
-            routes = await routes_of(admin)
-            assert len(routes) > 30
-            for method, path in routes:
-                answer = await admin.ask(method, path, {}, role="")
-                assert answer.status_code == 401, (method, path)
-                assert answer.headers["content-type"] == "application/problem+json"
-                assert "bearer" in answer.headers["www-authenticate"].lower()
-                checking = await admin.ask(method, path, {}, role="check")
-                assert checking.status_code == 403, (method, path)
+    @on_sqlite
+    async def test_every_route_refuses_without_a_key_and_with_a_wrong_one(self, admin: Admin) -> None:
+        routes = await routes_of(admin)
+        assert len(routes) > 30
+        for method, path in routes:
+            answer = await admin.ask(method, path, {}, role="")
+            assert answer.status_code == 401, (method, path)
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert "bearer" in answer.headers["www-authenticate"].lower()
+            checking = await admin.ask(method, path, {}, role="check")
+            assert checking.status_code == 403, (method, path)
 
-        on(sqlite, work)
+    @on_sqlite
+    async def test_a_role_may_do_what_is_its_own_and_no_more(self, admin: Admin) -> None:
+        for method, path in await routes_of(admin):
+            for role in ("viewer", "editor"):
+                answer = await admin.ask(method, path, {}, role=role)
+                reading = method == "GET" or path.endswith("/explain")
+                may = (reading or role == "editor") and "/keys" not in path
+                assert (answer.status_code == 403) is not may, (method, path, role, answer.text)
 
-    def test_a_role_may_do_what_is_its_own_and_no_more(self, sqlite: str) -> None:
-        async def work(admin: Admin) -> None:
-            for method, path in await routes_of(admin):
-                for role in ("viewer", "editor"):
-                    answer = await admin.ask(method, path, {}, role=role)
-                    reading = method == "GET" or path.endswith("/explain")
-                    may = (reading or role == "editor") and "/keys" not in path
-                    assert (answer.status_code == 403) is not may, (method, path, role, answer.text)
-
-        on(sqlite, work)
-
-    def test_an_address_that_guesses_has_to_wait(self, sqlite: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @on_sqlite
+    async def test_an_address_that_guesses_has_to_wait(self, monkeypatch: pytest.MonkeyPatch, admin: Admin) -> None:
         monkeypatch.setattr(security, "FAILURES", "10/day")
+        statuses = []
+        for number in range(12):
+            admin.keys["guess"] = f"hg_{number:012x}_{'x' * 43}"
+            statuses.append((await admin.ask("GET", "/api/v1/rules", role="guess")).status_code)
+        assert statuses == [401] * 10 + [429] * 2
+        refused = await admin.ask("GET", "/api/v1/rules", role="admin")
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
 
-        async def work(admin: Admin) -> None:
-            statuses = []
-            for number in range(12):
-                admin.keys["guess"] = f"hg_{number:012x}_{'x' * 43}"
-                statuses.append((await admin.ask("GET", "/api/v1/rules", role="guess")).status_code)
-            assert statuses == [401] * 10 + [429] * 2
-            refused = await admin.ask("GET", "/api/v1/rules", role="admin")
-            assert refused.status_code == 429
-            assert int(refused.headers["retry-after"]) >= 1
-
-        on(sqlite, work)
-
-    def test_a_key_reads_and_writes_only_so_often(self, sqlite: str) -> None:
+    @on_sqlite
+    async def test_a_key_reads_and_writes_only_so_often(self, url: str) -> None:
         assert (READS, WRITES, FAILURES) == ("1000/minute", "100/minute", "10/minute")
+        async with plane(url, reads="3/day", writes="2/day") as admin:
+            writes = [(await admin.ask("POST", "/api/v1/explain", {})).status_code for _ in range(3)]
+            reads = [(await admin.ask("GET", "/api/v1/rules")).status_code for _ in range(4)]
+            assert (writes, reads) == ([200, 200, 429], [200, 200, 200, 429])
+            another = await admin.ask("GET", "/api/v1/rules", role="viewer")
+            assert int(another.headers["x-ratelimit-reset"]) > 1_700_000_000
+            assert (another.status_code, another.headers["x-ratelimit-remaining"]) == (200, "2")
 
-        async def main() -> None:
-            async with plane(sqlite, reads="3/day", writes="2/day") as admin:
-                writes = [(await admin.ask("POST", "/api/v1/explain", {})).status_code for _ in range(3)]
-                reads = [(await admin.ask("GET", "/api/v1/rules")).status_code for _ in range(4)]
-                assert (writes, reads) == ([200, 200, 429], [200, 200, 200, 429])
-                another = await admin.ask("GET", "/api/v1/rules", role="viewer")
-                assert int(another.headers["x-ratelimit-reset"]) > 1_700_000_000
-                assert (another.status_code, another.headers["x-ratelimit-remaining"]) == (200, "2")
-
-        asyncio.run(main())
-
-    def test_what_is_public_says_nothing_secret(self, sqlite: str) -> None:
-        async def work(admin: Admin) -> None:
-            for path in sorted(PUBLIC):
-                answer = await admin.ask("GET", path, role="")
-                assert answer.status_code == 200, path
-                assert "orders-user" not in answer.text or path == "/openapi.json"
-                names = r"http://(json-schema\.org|www\.w3\.org/2000/svg)"  # none that is fetched
-                assert "http://" not in re.sub(names, "", answer.text) or "swagger-ui" in path
-
-        on(sqlite, work)
+    @on_sqlite
+    async def test_what_is_public_says_nothing_secret(self, admin: Admin) -> None:
+        for path in sorted(PUBLIC):
+            answer = await admin.ask("GET", path, role="")
+            assert answer.status_code == 200, path
+            assert "orders-user" not in answer.text or path == "/openapi.json"
+            names = r"http://(json-schema\.org|www\.w3\.org/2000/svg)"  # none that is fetched
+            assert "http://" not in re.sub(names, "", answer.text) or "swagger-ui" in path
 
 
 class TestRules:
-    def test_a_rule_is_made_read_replaced_and_deleted(self, url: str) -> None:
-        async def work(admin: Admin) -> None:
-            made = await admin.ask("POST", "/api/v1/rules", {"id": "new", "limit": 3, "window": "1s"})
-            assert (made.status_code, made.headers["etag"]) == (201, '"1"')
-            again = await admin.ask("POST", "/api/v1/rules", {"id": "new", "limit": 3, "window": "1s"})
-            assert again.status_code == 409
-            put = await admin.ask("PUT", "/api/v1/rules/new", {"limit": 4, "window": "1s"}, if_match='"1"')
-            assert (put.status_code, put.headers["etag"], put.json()["limit"]) == (200, '"2"', 4)
-            lost = await admin.ask("PUT", "/api/v1/rules/new", {"limit": 5, "window": "1s"}, if_match='"1"')
-            assert lost.status_code == 412
-            assert "is of version 2 by now" in lost.json()["detail"]
-            assert (await admin.ask("GET", "/api/v1/rules/new")).json()["limit"] == 4
-            assert (await admin.ask("DELETE", "/api/v1/rules/new", if_match='"1"')).status_code == 412
-            assert (await admin.ask("DELETE", "/api/v1/rules/new")).status_code == 204
-            assert (await admin.ask("GET", "/api/v1/rules/new")).status_code == 404
-            versions = (await admin.ask("GET", "/api/v1/rules/new/versions")).json()["items"]
-            assert [each["version"] for each in versions] == [3, 2, 1]
-            back = await admin.ask("POST", "/api/v1/rules/new/rollback", {"version": 2})
-            assert back.json()["changed"] is True
-            assert (await admin.ask("GET", "/api/v1/rules/new")).json()["limit"] == 4
+    async def test_a_rule_is_made_read_replaced_and_deleted(self, admin: Admin) -> None:
+        made = await admin.ask("POST", "/api/v1/rules", {"id": "new", "limit": 3, "window": "1s"})
+        assert (made.status_code, made.headers["etag"]) == (201, '"1"')
+        again = await admin.ask("POST", "/api/v1/rules", {"id": "new", "limit": 3, "window": "1s"})
+        assert again.status_code == 409
+        put = await admin.ask("PUT", "/api/v1/rules/new", {"limit": 4, "window": "1s"}, if_match='"1"')
+        assert (put.status_code, put.headers["etag"], put.json()["limit"]) == (200, '"2"', 4)
+        lost = await admin.ask("PUT", "/api/v1/rules/new", {"limit": 5, "window": "1s"}, if_match='"1"')
+        assert lost.status_code == 412
+        assert "is of version 2 by now" in lost.json()["detail"]
+        assert (await admin.ask("GET", "/api/v1/rules/new")).json()["limit"] == 4
+        assert (await admin.ask("DELETE", "/api/v1/rules/new", if_match='"1"')).status_code == 412
+        assert (await admin.ask("DELETE", "/api/v1/rules/new")).status_code == 204
+        assert (await admin.ask("GET", "/api/v1/rules/new")).status_code == 404
+        versions = (await admin.ask("GET", "/api/v1/rules/new/versions")).json()["items"]
+        assert [each["version"] for each in versions] == [3, 2, 1]
+        back = await admin.ask("POST", "/api/v1/rules/new/rollback", {"version": 2})
+        assert back.json()["changed"] is True
+        assert (await admin.ask("GET", "/api/v1/rules/new")).json()["limit"] == 4
 
-        on(url, work)
-
-    def test_the_times_of_a_rule_are_the_database_s(self, url: str) -> None:
+    async def test_the_times_of_a_rule_are_the_database_s(self, admin: Admin) -> None:
         """They are the same wherever a rule is shown, may be sent back as they are, and are not to be chosen."""
-
-        async def work(admin: Admin) -> None:
-            (listed,) = (await admin.ask("GET", "/api/v1/rules?search=orders-user")).json()["items"]
-            one = (await admin.ask("GET", "/api/v1/rules/orders-user")).json()
-            assert one == {**listed, "version": 1}
-            put = await admin.ask("PUT", "/api/v1/rules/orders-user", {**listed, "limit": 6})
-            assert (put.status_code, put.json()["created_at"]) == (200, listed["created_at"])
-            assert put.json()["updated_at"] > listed["updated_at"]
-            for name in ("created_at", "updated_at"):
-                other = {**listed, name: "2001-01-01T00:00:00Z"}
-                rules = {"version": 1, "rules": [{**other, "limit": 7}]}
-                for answer, pointer in (
-                    (await admin.ask("PUT", "/api/v1/rules/orders-user", other), f"/{name}"),
-                    (await admin.ask("POST", "/api/v1/rules", {**other, "id": "new"}), "/created_at"),
-                    (await admin.ask("POST", "/api/v1/apply", rules), f"/rules/0/{name}"),
-                ):
-                    assert answer.status_code == 400, answer.text
-                    detail = "the database itself keeps the times of rules. Leave it out"
-                    assert {"pointer": pointer, "detail": detail} in answer.json()["errors"]
-            assert "created_at" not in (await admin.ask("GET", "/api/v1/export")).text
-
-        on(url, work)
-
-    def test_the_spellings_of_other_documents_are_understood(self, url: str) -> None:
-        async def work(admin: Admin) -> None:
-            rule = {"rule_id": "x", "key_type": "ip", "endpoint_pattern": "/x", "limit": 3, "window_seconds": 60}
-            made = await admin.ask("POST", "/api/v1/rules", rule)
-            assert made.status_code == 201
-            assert made.json()["dimension"] == "ip"
-
-        on(url, work)
-
-    def test_a_user_is_not_moved_to_a_tier_that_nothing_has(self, url: str) -> None:
-        async def work(admin: Admin) -> None:
-            for tier, said in (("golf", "did you mean 'gold'?"), ("of a rule", "there are gold")):
-                answer = await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": tier})
-                assert answer.status_code == 400
-                assert said in answer.json()["detail"]
-            rule = {"id": "special", "limit": 9, "window": "1h", "tier": "of a rule"}
-            assert (await admin.ask("POST", "/api/v1/rules", rule)).status_code == 201
-            for tier in ("of a rule", "gold", ""):
-                assert (await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": tier})).status_code == 200
-            assert (await admin.ask("PUT", "/api/v1/settings/default_tier", "golf")).status_code == 400
-            assert (await admin.ask("PUT", "/api/v1/settings/default_tier", "gold")).status_code == 201
-
-        on(url, work)
-
-    def test_what_is_in_use_is_deleted_only_with_what_uses_it(self, url: str) -> None:
-        async def work(admin: Admin) -> None:
-            rule, tier = "/api/v1/rules/orders-user", "/api/v1/tiers/gold"
-            for number in range(12):
-                body = {"rule_id": "orders-user", "limit": 50 + number}
-                await admin.ask("POST", f"/api/v1/users/u{number:02}/override", body)
-            before = await admin.catalog.revision()
-            refused = await admin.ask("DELETE", rule)
-            names = ", ".join(f"u{number:02}" for number in range(10))
-            uses = f"rule 'orders-user' is used by 12 users ({names} and 2 more), 1 tier (gold); change these first"
-            assert (refused.status_code, refused.json()["detail"].startswith(uses)) == (409, True), refused.text
-            assert (await admin.ask("DELETE", rule, if_match='"7"')).status_code == 412
-            assert (await admin.ask("DELETE", f"{rule}?overrides=keep")).status_code == 400
-            assert await admin.catalog.revision() == before
-            assert (await admin.ask("DELETE", f"{rule}?overrides=drop")).status_code == 204
-            assert await admin.catalog.revision() == before + 1
-            document = (await admin.catalog.document()).document
-            assert (document["users"], document["tiers"]) == ({}, {"gold": {}})
-            await admin.ask("PUT", "/api/v1/users/u1/tier", {"tier": "gold"})
-            await admin.ask("PUT", "/api/v1/settings/default_tier", "gold")
-            for query, uses in (("", "1 user (u1), 1 setting (default_tier)"), ("?overrides=drop", "1 setting (")):
-                refused = await admin.ask("DELETE", f"{tier}{query}")
-                assert refused.status_code == 409
-                assert f"tier 'gold' is used by {uses}" in refused.json()["detail"]
-            assert (await admin.ask("DELETE", "/api/v1/settings/default_tier?overrides=drop")).status_code == 400
-            assert (await admin.ask("DELETE", "/api/v1/settings/default_tier")).status_code == 204
-            assert (await admin.ask("DELETE", f"{tier}?overrides=drop")).status_code == 204
-            assert (await admin.catalog.document()).document["users"] == {}
-            assert (await admin.ask("DELETE", tier)).status_code == 404
-            await admin.ask("PUT", "/api/v1/rules/new", {"limit": 1, "window": "1s", "replaces": ["all-ip"]})
-            refused = await admin.ask("DELETE", "/api/v1/rules/all-ip?overrides=drop")
-            assert refused.json()["detail"] == "rule 'all-ip' is used by 1 rule (new); change these first"
-
-        on(url, work)
-
-    def test_an_override_that_says_nothing_is_refused(self, url: str) -> None:
-        async def work(admin: Admin) -> None:
-            for body in ({}, {"until": "2036-01-01T00:00:00Z"}):
-                answer = await admin.ask("POST", "/api/v1/users/42/override", {"rule_id": "orders-user", **body})
+        (listed,) = (await admin.ask("GET", "/api/v1/rules?search=orders-user")).json()["items"]
+        one = (await admin.ask("GET", "/api/v1/rules/orders-user")).json()
+        assert one == {**listed, "version": 1}
+        put = await admin.ask("PUT", "/api/v1/rules/orders-user", {**listed, "limit": 6})
+        assert (put.status_code, put.json()["created_at"]) == (200, listed["created_at"])
+        assert put.json()["updated_at"] > listed["updated_at"]
+        for name in ("created_at", "updated_at"):
+            other = {**listed, name: "2001-01-01T00:00:00Z"}
+            rules = {"version": 1, "rules": [{**other, "limit": 7}]}
+            for answer, pointer in (
+                (await admin.ask("PUT", "/api/v1/rules/orders-user", other), f"/{name}"),
+                (await admin.ask("POST", "/api/v1/rules", {**other, "id": "new"}), "/created_at"),
+                (await admin.ask("POST", "/api/v1/apply", rules), f"/rules/0/{name}"),
+            ):
                 assert answer.status_code == 400, answer.text
-            assert "changes nothing: give a limit, burst" in answer.json()["detail"]
-            assert (await admin.catalog.document()).document["users"] == {}
+                detail = "the database itself keeps the times of rules. Leave it out"
+                assert {"pointer": pointer, "detail": detail} in answer.json()["errors"]
+        assert "created_at" not in (await admin.ask("GET", "/api/v1/export")).text
 
-        on(url, work)
+    async def test_the_spellings_of_other_documents_are_understood(self, admin: Admin) -> None:
+        rule = {"rule_id": "x", "key_type": "ip", "endpoint_pattern": "/x", "limit": 3, "window_seconds": 60}
+        made = await admin.ask("POST", "/api/v1/rules", rule)
+        assert made.status_code == 201
+        assert made.json()["dimension"] == "ip"
+
+    async def test_a_user_is_not_moved_to_a_tier_that_nothing_has(self, admin: Admin) -> None:
+        for tier, said in (("golf", "did you mean 'gold'?"), ("of a rule", "there are gold")):
+            answer = await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": tier})
+            assert answer.status_code == 400
+            assert said in answer.json()["detail"]
+        rule = {"id": "special", "limit": 9, "window": "1h", "tier": "of a rule"}
+        assert (await admin.ask("POST", "/api/v1/rules", rule)).status_code == 201
+        for tier in ("of a rule", "gold", ""):
+            assert (await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": tier})).status_code == 200
+        assert (await admin.ask("PUT", "/api/v1/settings/default_tier", "golf")).status_code == 400
+        assert (await admin.ask("PUT", "/api/v1/settings/default_tier", "gold")).status_code == 201
+
+    async def test_what_is_in_use_is_deleted_only_with_what_uses_it(self, admin: Admin) -> None:
+        rule, tier = "/api/v1/rules/orders-user", "/api/v1/tiers/gold"
+        for number in range(12):
+            body = {"rule_id": "orders-user", "limit": 50 + number}
+            await admin.ask("POST", f"/api/v1/users/u{number:02}/override", body)
+        before = await admin.catalog.revision()
+        refused = await admin.ask("DELETE", rule)
+        names = ", ".join(f"u{number:02}" for number in range(10))
+        uses = f"rule 'orders-user' is used by 12 users ({names} and 2 more), 1 tier (gold); change these first"
+        assert (refused.status_code, refused.json()["detail"].startswith(uses)) == (409, True), refused.text
+        assert (await admin.ask("DELETE", rule, if_match='"7"')).status_code == 412
+        assert (await admin.ask("DELETE", f"{rule}?overrides=keep")).status_code == 400
+        assert await admin.catalog.revision() == before
+        assert (await admin.ask("DELETE", f"{rule}?overrides=drop")).status_code == 204
+        assert await admin.catalog.revision() == before + 1
+        document = (await admin.catalog.document()).document
+        assert (document["users"], document["tiers"]) == ({}, {"gold": {}})
+        await admin.ask("PUT", "/api/v1/users/u1/tier", {"tier": "gold"})
+        await admin.ask("PUT", "/api/v1/settings/default_tier", "gold")
+        for query, uses in (("", "1 user (u1), 1 setting (default_tier)"), ("?overrides=drop", "1 setting (")):
+            refused = await admin.ask("DELETE", f"{tier}{query}")
+            assert refused.status_code == 409
+            assert f"tier 'gold' is used by {uses}" in refused.json()["detail"]
+        assert (await admin.ask("DELETE", "/api/v1/settings/default_tier?overrides=drop")).status_code == 400
+        assert (await admin.ask("DELETE", "/api/v1/settings/default_tier")).status_code == 204
+        assert (await admin.ask("DELETE", f"{tier}?overrides=drop")).status_code == 204
+        assert (await admin.catalog.document()).document["users"] == {}
+        assert (await admin.ask("DELETE", tier)).status_code == 404
+        await admin.ask("PUT", "/api/v1/rules/new", {"limit": 1, "window": "1s", "replaces": ["all-ip"]})
+        refused = await admin.ask("DELETE", "/api/v1/rules/all-ip?overrides=drop")
+        assert refused.json()["detail"] == "rule 'all-ip' is used by 1 rule (new); change these first"
+
+    async def test_an_override_that_says_nothing_is_refused(self, admin: Admin) -> None:
+        for body in ({}, {"until": "2036-01-01T00:00:00Z"}):
+            answer = await admin.ask("POST", "/api/v1/users/42/override", {"rule_id": "orders-user", **body})
+            assert answer.status_code == 400, answer.text
+        assert "changes nothing: give a limit, burst" in answer.json()["detail"]
+        assert (await admin.catalog.document()).document["users"] == {}
 
     @pytest.mark.parametrize(
         ("tier", "rule_id", "limit", "warned"),
@@ -302,53 +196,45 @@ class TestRules:
             ("", "off", 10, "rule off is not enabled"),
         ],
     )
-    def test_an_override_without_effect_says_so(
-        self, sqlite: str, tier: str, rule_id: str, limit: int, warned: str | None
+    @on_sqlite
+    async def test_an_override_without_effect_says_so(
+        self, tier: str, rule_id: str, limit: int, warned: str | None, admin: Admin
     ) -> None:
         """It is kept: it may have an effect later, when the rule or the tier is another."""
+        off = {"id": "off", "limit": 1, "window": "1s", "enabled": False}
+        assert (await admin.ask("POST", "/api/v1/rules", off)).status_code == 201
+        assert (await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": tier})).status_code == 200
+        body = {"rule_id": rule_id, "limit": limit}
+        answer = (await admin.ask("POST", "/api/v1/users/42/override", body)).json()
+        expected = None if warned is None else [f"it has no effect at present: {warned}"]
+        assert answer.get("warnings") == expected
+        assert answer["overrides"] == {rule_id: {"limit": limit}}
 
-        async def work(admin: Admin) -> None:
-            off = {"id": "off", "limit": 1, "window": "1s", "enabled": False}
-            assert (await admin.ask("POST", "/api/v1/rules", off)).status_code == 201
-            assert (await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": tier})).status_code == 200
-            body = {"rule_id": rule_id, "limit": limit}
-            answer = (await admin.ask("POST", "/api/v1/users/42/override", body)).json()
-            expected = None if warned is None else [f"it has no effect at present: {warned}"]
-            assert answer.get("warnings") == expected
-            assert answer["overrides"] == {rule_id: {"limit": limit}}
+    async def test_ids_with_slashes_are_escaped_in_paths(self, admin: Admin) -> None:
+        assert (await admin.ask("GET", "/api/v1/rules/team%2Fa")).json()["limit"] == 9
+        assert (await admin.ask("GET", "/api/v1/rules/team%2Fa/versions")).status_code == 200
+        odd = "a/b?c#d e%2F\u00fc"
+        path = "/api/v1/users/a%2Fb%3Fc%23d%20e%252F%C3%BC"
+        assert (await admin.ask("PUT", f"{path}/tier", {"tier": "gold"})).json() == {"id": odd, "tier": "gold"}
+        assert (await admin.catalog.document()).document["users"] == {odd: {"tier": "gold"}}
 
-        on(sqlite, work)
+    @on_sqlite
+    async def test_pages_filters_and_sorting(self, admin: Admin) -> None:
+        async def ids(query: str) -> list[str]:
+            answer = await admin.ask("GET", f"/api/v1/rules?{query}")
+            assert answer.status_code == 200, answer.text
+            return [item["id"] for item in answer.json()["items"]]
 
-    def test_ids_with_slashes_are_escaped_in_paths(self, url: str) -> None:
-        async def work(admin: Admin) -> None:
-            assert (await admin.ask("GET", "/api/v1/rules/team%2Fa")).json()["limit"] == 9
-            assert (await admin.ask("GET", "/api/v1/rules/team%2Fa/versions")).status_code == 200
-            odd = "a/b?c#d e%2F\u00fc"
-            path = "/api/v1/users/a%2Fb%3Fc%23d%20e%252F%C3%BC"
-            assert (await admin.ask("PUT", f"{path}/tier", {"tier": "gold"})).json() == {"id": odd, "tier": "gold"}
-            assert (await admin.catalog.document()).document["users"] == {odd: {"tier": "gold"}}
-
-        on(url, work)
-
-    def test_pages_filters_and_sorting(self, sqlite: str) -> None:
-        async def work(admin: Admin) -> None:
-            async def ids(query: str) -> list[str]:
-                answer = await admin.ask("GET", f"/api/v1/rules?{query}")
-                assert answer.status_code == 200, answer.text
-                return [item["id"] for item in answer.json()["items"]]
-
-            assert await ids("") == ["orders-user", "all-ip", "team/a"]
-            assert await ids("sort=id") == ["all-ip", "orders-user", "team/a"]
-            assert await ids("sort=-id") == ["team/a", "orders-user", "all-ip"]
-            assert await ids("dimension=ip") == ["all-ip"]
-            assert await ids("tier=gold") == ["team/a"]
-            assert await ids("enabled=false") == []
-            assert await ids("search=ORDERS") == ["orders-user"]
-            assert await ids("offset=1&limit=1") == ["all-ip"]
-            page = (await admin.ask("GET", "/api/v1/rules?limit=2")).json()
-            assert (page["total"], page["next"]) == (3, 2)
-
-        on(sqlite, work)
+        assert await ids("") == ["orders-user", "all-ip", "team/a"]
+        assert await ids("sort=id") == ["all-ip", "orders-user", "team/a"]
+        assert await ids("sort=-id") == ["team/a", "orders-user", "all-ip"]
+        assert await ids("dimension=ip") == ["all-ip"]
+        assert await ids("tier=gold") == ["team/a"]
+        assert await ids("enabled=false") == []
+        assert await ids("search=ORDERS") == ["orders-user"]
+        assert await ids("offset=1&limit=1") == ["all-ip"]
+        page = (await admin.ask("GET", "/api/v1/rules?limit=2")).json()
+        assert (page["total"], page["next"]) == (3, 2)
 
     @pytest.mark.parametrize(
         ("path", "name", "said"),
@@ -374,39 +260,32 @@ class TestRules:
             ("keys?role=admin", "role", "is unknown; there are no parameters here"),
         ],
     )
-    def test_a_parameter_that_is_wrong_is_named_with_what_would_be_right(
-        self, sqlite: str, path: str, name: str, said: str
+    @on_sqlite
+    async def test_a_parameter_that_is_wrong_is_named_with_what_would_be_right(
+        self, path: str, name: str, said: str, admin: Admin
     ) -> None:
-        async def work(admin: Admin) -> None:
-            answer = await admin.ask("GET", f"/api/v1/{path}")
-            assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
-            assert f"not acceptable in the URL: '{name}'" in answer.json()["detail"]
-            assert [error["pointer"] for error in answer.json()["errors"]] == [name]
-            assert said in answer.json()["errors"][0]["detail"]
+        answer = await admin.ask("GET", f"/api/v1/{path}")
+        assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
+        assert f"not acceptable in the URL: '{name}'" in answer.json()["detail"]
+        assert [error["pointer"] for error in answer.json()["errors"]] == [name]
+        assert said in answer.json()["errors"][0]["detail"]
 
-        on(sqlite, work)
-
-    def test_every_route_refuses_a_parameter_that_it_does_not_know(self, sqlite: str) -> None:
+    @on_sqlite
+    async def test_every_route_refuses_a_parameter_that_it_does_not_know(self, admin: Admin) -> None:
         """Also those that change something, and then nothing is changed: a dry run must not be lost to a letter."""
+        for method, path in await routes_of(admin):
+            answer = await admin.ask(method, f"{path}?dryrun=true", {})
+            assert answer.status_code == 400, (method, path)
+            assert answer.json()["errors"][0]["pointer"] == "dryrun", (method, path, answer.text)
+        applied = await admin.ask("POST", "/api/v1/apply?dryrun=true&dry_runs=1", {"version": 1, "rules": []})
+        assert [error["pointer"] for error in applied.json()["errors"]] == ["dry_runs", "dryrun"]
+        assert all("dry_run may be meant: true or false" in e["detail"] for e in applied.json()["errors"])
+        assert await admin.catalog.revision() == 1
 
-        async def work(admin: Admin) -> None:
-            for method, path in await routes_of(admin):
-                answer = await admin.ask(method, f"{path}?dryrun=true", {})
-                assert answer.status_code == 400, (method, path)
-                assert answer.json()["errors"][0]["pointer"] == "dryrun", (method, path, answer.text)
-            applied = await admin.ask("POST", "/api/v1/apply?dryrun=true&dry_runs=1", {"version": 1, "rules": []})
-            assert [error["pointer"] for error in applied.json()["errors"]] == ["dry_runs", "dryrun"]
-            assert all("dry_run may be meant: true or false" in e["detail"] for e in applied.json()["errors"])
-            assert await admin.catalog.revision() == 1
-
-        on(sqlite, work)
-
-    def test_a_body_of_another_kind_is_told_as_the_body(self, sqlite: str) -> None:
-        async def work(admin: Admin) -> None:
-            answer = await admin.ask("POST", "/api/v1/explain", [1])
-            assert answer.json()["errors"] == [{"pointer": "", "detail": "Expected `object`, got `array`"}]
-
-        on(sqlite, work)
+    @on_sqlite
+    async def test_a_body_of_another_kind_is_told_as_the_body(self, admin: Admin) -> None:
+        answer = await admin.ask("POST", "/api/v1/explain", [1])
+        assert answer.json()["errors"] == [{"pointer": "", "detail": "Expected `object`, got `array`"}]
 
     @pytest.mark.parametrize(
         ("body", "pointer", "said"),
@@ -420,134 +299,116 @@ class TestRules:
             ({}, "", "needs a quota"),
         ],
     )
-    def test_what_is_wrong_is_said_with_its_place(self, sqlite: str, body: Any, pointer: str, said: str) -> None:
-        async def work(admin: Admin) -> None:
-            assert (await admin.ask("PUT", "/api/v1/rules/new", body, if_match='"7"')).status_code == 412
-            answer = await admin.ask("PUT", "/api/v1/rules/new", body)
-            assert answer.status_code == 400
-            found = {error["pointer"]: error["detail"] for error in answer.json()["errors"]}
-            assert said in found[pointer], found
-            assert (await admin.ask("GET", "/api/v1/rules/new")).status_code == 404
+    @on_sqlite
+    async def test_what_is_wrong_is_said_with_its_place(self, body: Any, pointer: str, said: str, admin: Admin) -> None:
+        assert (await admin.ask("PUT", "/api/v1/rules/new", body, if_match='"7"')).status_code == 412
+        answer = await admin.ask("PUT", "/api/v1/rules/new", body)
+        assert answer.status_code == 400
+        found = {error["pointer"]: error["detail"] for error in answer.json()["errors"]}
+        assert said in found[pointer], found
+        assert (await admin.ask("GET", "/api/v1/rules/new")).status_code == 404
 
-        on(sqlite, work)
+    async def test_a_whole_file_is_applied_at_once(self, admin: Admin) -> None:
+        exported = await admin.ask("GET", "/api/v1/export")
+        text = exported.text.replace("limit: 5\n", "limit: 6\n")
+        key = {"authorization": f"Bearer {admin.keys['editor']}"}
+        tried = await admin.client.post("/api/v1/apply?dry_run=true", content=text, headers=key)
+        assert [change["id"] for change in tried.json()["changes"]] == ["orders-user"]
+        assert (await admin.catalog.revision()) == 1
+        done = await admin.client.post("/api/v1/apply", content=text, headers=key)
+        assert done.json()["revision"] == 2
+        for bad in (b"", b"version: 1\nrules: [{id: a}]", b"\xff", b"{", b"- 1"):
+            wrong = await admin.client.post("/api/v1/apply", content=bad, headers=key)
+            assert wrong.status_code == 400, bad
+        assert (await admin.catalog.revision()) == 2
+        assert gc.isenabled(), "what rests while a file is applied goes on afterwards"
 
-    def test_a_whole_file_is_applied_at_once(self, url: str) -> None:
-        async def work(admin: Admin) -> None:
-            exported = await admin.ask("GET", "/api/v1/export")
-            text = exported.text.replace("limit: 5\n", "limit: 6\n")
-            key = {"authorization": f"Bearer {admin.keys['editor']}"}
-            tried = await admin.client.post("/api/v1/apply?dry_run=true", content=text, headers=key)
-            assert [change["id"] for change in tried.json()["changes"]] == ["orders-user"]
-            assert (await admin.catalog.revision()) == 1
-            done = await admin.client.post("/api/v1/apply", content=text, headers=key)
-            assert done.json()["revision"] == 2
-            for bad in (b"", b"version: 1\nrules: [{id: a}]", b"\xff", b"{", b"- 1"):
-                wrong = await admin.client.post("/api/v1/apply", content=bad, headers=key)
-                assert wrong.status_code == 400, bad
-            assert (await admin.catalog.revision()) == 2
-            assert gc.isenabled(), "what rests while a file is applied goes on afterwards"
+    async def test_an_apply_leaves_alone_what_its_file_does_not_have(self, admin: Admin) -> None:
+        async def applied(document: dict[str, Any], query: str = "") -> Any:
+            path = f"/api/v1/apply?dry_run={{}}{query}"
+            tried = await admin.ask("POST", path.format("true"), document)
+            done = await admin.ask("POST", path.format("false"), document)
+            assert done.status_code == 200, done.text
+            did = [(each["action"], each["kind"], each["id"]) for each in done.json()["changes"]]
+            assert [(each["action"], each["kind"], each["id"]) for each in tried.json()["changes"]] == did
+            left = (await admin.catalog.document()).document
+            return did, {name: left.get(name) for name in ("tiers", "users", "ignore_case")}
 
-        on(url, work)
-
-    def test_an_apply_leaves_alone_what_its_file_does_not_have(self, url: str) -> None:
-        async def work(admin: Admin) -> None:
-            async def applied(document: dict[str, Any], query: str = "") -> Any:
-                path = f"/api/v1/apply?dry_run={{}}{query}"
-                tried = await admin.ask("POST", path.format("true"), document)
-                done = await admin.ask("POST", path.format("false"), document)
-                assert done.status_code == 200, done.text
-                did = [(each["action"], each["kind"], each["id"]) for each in done.json()["changes"]]
-                assert [(each["action"], each["kind"], each["id"]) for each in tried.json()["changes"]] == did
-                left = (await admin.catalog.document()).document
-                return did, {name: left.get(name) for name in ("tiers", "users", "ignore_case")}
-
-            until = {"limit": 500, "until": "2036-01-01T00:00:00Z"}
-            for user, change in (("for-ever", {"limit": 500}), ("for-now", until), ("both", until)):
-                await admin.ask("POST", f"/api/v1/users/{user}/override", {"rule_id": "orders-user", **change})
-            await admin.ask("PUT", "/api/v1/settings/ignore_case", body=True)
-            before = (await admin.catalog.document()).document
-            rules = [{**DOCUMENT["rules"][0], "limit": 6}, DOCUMENT["rules"][1]]
-            did, left = await applied({"version": 1, "rules": rules})
-            assert sorted(did) == [("delete", "rule", "team/a"), ("update", "rule", "orders-user")]
-            assert left == {name: before[name] for name in left}, "the file has only rules"
-            wrong = await admin.ask("POST", "/api/v1/apply", {"version": 1, "rules": rules[1:]})
-            assert "there is no rule 'orders-user'" in wrong.text, "what is left alone goes with what is applied"
-            alone = {"version": 1, "tiers": {"gold": {"orders-user": {"limit": 9}}}}
-            wrong = await admin.ask("POST", "/api/v1/apply", alone)
-            assert "there is no rule 'orders-user'" in wrong.text, "a file stands on its own"
-            file: dict[str, Any] = {"version": 1, "rules": rules, "tiers": {}, "ignore_case": False}
-            file["users"] = {"both": {"overrides": {"orders-user": {"limit": 7}}}, "new": {"tier": "gold"}}
-            did, left = await applied(file)
-            assert ("delete", "user", "for-ever") in did
-            assert ("delete", "tier", "gold") in did
-            kept = {"for-now": {"overrides": {"orders-user": until}}}
-            assert left == {"tiers": {}, "users": file["users"] | kept, "ignore_case": None}
-            assert await applied(file) == ([], left)
-            did, left = await applied(file, "&replace_users=true")
-            assert (did, left["users"]) == ([("delete", "user", "for-now")], file["users"])
-
-        on(url, work)
+        until = {"limit": 500, "until": "2036-01-01T00:00:00Z"}
+        for user, change in (("for-ever", {"limit": 500}), ("for-now", until), ("both", until)):
+            await admin.ask("POST", f"/api/v1/users/{user}/override", {"rule_id": "orders-user", **change})
+        await admin.ask("PUT", "/api/v1/settings/ignore_case", body=True)
+        before = (await admin.catalog.document()).document
+        rules = [{**DOCUMENT["rules"][0], "limit": 6}, DOCUMENT["rules"][1]]
+        did, left = await applied({"version": 1, "rules": rules})
+        assert sorted(did) == [("delete", "rule", "team/a"), ("update", "rule", "orders-user")]
+        assert left == {name: before[name] for name in left}, "the file has only rules"
+        wrong = await admin.ask("POST", "/api/v1/apply", {"version": 1, "rules": rules[1:]})
+        assert "there is no rule 'orders-user'" in wrong.text, "what is left alone goes with what is applied"
+        alone = {"version": 1, "tiers": {"gold": {"orders-user": {"limit": 9}}}}
+        wrong = await admin.ask("POST", "/api/v1/apply", alone)
+        assert "there is no rule 'orders-user'" in wrong.text, "a file stands on its own"
+        file: dict[str, Any] = {"version": 1, "rules": rules, "tiers": {}, "ignore_case": False}
+        file["users"] = {"both": {"overrides": {"orders-user": {"limit": 7}}}, "new": {"tier": "gold"}}
+        did, left = await applied(file)
+        assert ("delete", "user", "for-ever") in did
+        assert ("delete", "tier", "gold") in did
+        kept = {"for-now": {"overrides": {"orders-user": until}}}
+        assert left == {"tiers": {}, "users": file["users"] | kept, "ignore_case": None}
+        assert await applied(file) == ([], left)
+        did, left = await applied(file, "&replace_users=true")
+        assert (did, left["users"]) == ([("delete", "user", "for-now")], file["users"])
 
 
 class TestUsers:
-    def test_a_tier_an_override_and_a_reset_act_on_the_next_decision(self, url: str) -> None:
-        async def work(admin: Admin) -> None:
-            request = Request({"user": "42"}, "/orders")
-            for _ in range(5):
-                assert await admin.engine.check(request)
-            assert not await admin.engine.check(request)
-            reset = await admin.ask("POST", "/api/v1/users/42/reset")
-            assert reset.json()["reset"] == ["orders-user", "team/a"]
+    async def test_a_tier_an_override_and_a_reset_act_on_the_next_decision(self, admin: Admin) -> None:
+        request = Request({"user": "42"}, "/orders")
+        for _ in range(5):
             assert await admin.engine.check(request)
-            assert (await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": "gold"})).status_code == 200
-            given = {"rule_id": "orders-user", "limit": 500, "until": "2030-01-01T00:00:00Z"}
-            assert (await admin.ask("POST", "/api/v1/users/42/override", given)).status_code == 200
-            users = (await admin.ask("GET", "/api/v1/users?tier=gold")).json()
-            assert users["items"][0]["overrides"]["orders-user"]["limit"] == 500
-            ended = await admin.ask("DELETE", "/api/v1/users/42/override?rule_id=orders-user")
-            assert ended.json() == {"id": "42", "tier": "gold"}
-            assert (await admin.ask("DELETE", "/api/v1/users/42/override")).status_code == 404
-            wrong = await admin.ask("POST", "/api/v1/users/42/override", {**given, "until": "tomorrow"})
-            (error,) = wrong.json()["errors"]
-            assert error["pointer"] == "/until"
-            assert error["detail"].startswith("'tomorrow' is not a moment. Accepted: a moment with its time zone, such")
-            assert (await admin.ask("DELETE", "/api/v1/users/42")).status_code == 204
+        assert not await admin.engine.check(request)
+        reset = await admin.ask("POST", "/api/v1/users/42/reset")
+        assert reset.json()["reset"] == ["orders-user", "team/a"]
+        assert await admin.engine.check(request)
+        assert (await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": "gold"})).status_code == 200
+        given = {"rule_id": "orders-user", "limit": 500, "until": "2030-01-01T00:00:00Z"}
+        assert (await admin.ask("POST", "/api/v1/users/42/override", given)).status_code == 200
+        users = (await admin.ask("GET", "/api/v1/users?tier=gold")).json()
+        assert users["items"][0]["overrides"]["orders-user"]["limit"] == 500
+        ended = await admin.ask("DELETE", "/api/v1/users/42/override?rule_id=orders-user")
+        assert ended.json() == {"id": "42", "tier": "gold"}
+        assert (await admin.ask("DELETE", "/api/v1/users/42/override")).status_code == 404
+        wrong = await admin.ask("POST", "/api/v1/users/42/override", {**given, "until": "tomorrow"})
+        (error,) = wrong.json()["errors"]
+        assert error["pointer"] == "/until"
+        assert error["detail"].startswith("'tomorrow' is not a moment. Accepted: a moment with its time zone, such")
+        assert (await admin.ask("DELETE", "/api/v1/users/42")).status_code == 204
 
-        on(url, work)
+    @on_sqlite
+    async def test_limits_of_a_user_are_shown_with_their_state(self, admin: Admin) -> None:
+        await admin.engine.check(Request({"user": "42"}, "/orders"))
+        found = (await admin.ask("GET", "/api/v1/users/42/limits", role="viewer")).json()
+        (rule,) = found["rules"]
+        assert (rule["rule_id"], rule["limits"][0]["remaining"], rule["source"]) == ("orders-user", 4, "the rule")
 
-    def test_limits_of_a_user_are_shown_with_their_state(self, sqlite: str) -> None:
-        async def work(admin: Admin) -> None:
-            await admin.engine.check(Request({"user": "42"}, "/orders"))
-            found = (await admin.ask("GET", "/api/v1/users/42/limits", role="viewer")).json()
-            (rule,) = found["rules"]
-            assert (rule["rule_id"], rule["limits"][0]["remaining"], rule["source"]) == ("orders-user", 4, "the rule")
-
-        on(sqlite, work)
-
-    def test_limits_and_overrides_that_do_not_go_together_say_so(
-        self, sqlite: str, monkeypatch: pytest.MonkeyPatch
+    @on_sqlite
+    async def test_limits_and_overrides_that_do_not_go_together_say_so(
+        self, monkeypatch: pytest.MonkeyPatch, admin: Admin
     ) -> None:
         """As where this node cannot follow the database."""
         monkeypatch.setattr("headgate.admin.users._FOLLOWS_WITHIN", 0)
+        await admin.ask("POST", "/api/v1/users/42/override", {"rule_id": "orders-user", "limit": 500})
+        found = (await admin.ask("GET", "/api/v1/users/42/limits")).json()
+        assert (found["in_force"], found["rules"][0]["limits"][0]["limit"]) == (False, 5)
+        await admin.follow()
+        found = (await admin.ask("GET", "/api/v1/users/42/limits")).json()
+        assert (found["in_force"], found["rules"][0]["limits"][0]["limit"]) == (True, 500)
 
-        async def work(admin: Admin) -> None:
-            await admin.ask("POST", "/api/v1/users/42/override", {"rule_id": "orders-user", "limit": 500})
-            found = (await admin.ask("GET", "/api/v1/users/42/limits")).json()
-            assert (found["in_force"], found["rules"][0]["limits"][0]["limit"]) == (False, 5)
-            await admin.follow()
-            found = (await admin.ask("GET", "/api/v1/users/42/limits")).json()
-            assert (found["in_force"], found["rules"][0]["limits"][0]["limit"]) == (True, 500)
-
-        on(sqlite, work)
-
-    def test_shared_limits_are_not_reset_for_one_user(self, sqlite: str) -> None:
-        async def work(admin: Admin) -> None:
-            answer = await admin.ask("POST", "/api/v1/users/42/reset", {"rules": ["all-ip"]})
-            assert answer.status_code == 400
-            assert "nothing of one user" in answer.json()["detail"]
-            assert (await admin.ask("POST", "/api/v1/users/42/reset", {"rules": ["nope"]})).status_code == 404
-
-        on(sqlite, work)
+    @on_sqlite
+    async def test_shared_limits_are_not_reset_for_one_user(self, admin: Admin) -> None:
+        answer = await admin.ask("POST", "/api/v1/users/42/reset", {"rules": ["all-ip"]})
+        assert answer.status_code == 400
+        assert "nothing of one user" in answer.json()["detail"]
+        assert (await admin.ask("POST", "/api/v1/users/42/reset", {"rules": ["nope"]})).status_code == 404
 
     @pytest.mark.parametrize(
         "body",
@@ -562,13 +423,11 @@ class TestUsers:
             {"rule_id": 7, "limit": 1},
         ],
     )
-    def test_an_override_that_makes_no_sense_is_refused(self, sqlite: str, body: Any) -> None:
-        async def work(admin: Admin) -> None:
-            answer = await admin.ask("POST", "/api/v1/users/42/override", body)
-            assert answer.status_code == 400, answer.text
-            assert (await admin.catalog.document()).document["users"] == {}
-
-        on(sqlite, work)
+    @on_sqlite
+    async def test_an_override_that_makes_no_sense_is_refused(self, body: Any, admin: Admin) -> None:
+        answer = await admin.ask("POST", "/api/v1/users/42/override", body)
+        assert answer.status_code == 400, answer.text
+        assert (await admin.catalog.document()).document["users"] == {}
 
 
 def test_the_form_of_the_log_stays_as_it_was() -> None:
@@ -580,126 +439,103 @@ def test_the_form_of_the_log_stays_as_it_was() -> None:
 
 
 class TestTheRest:
-    def test_every_change_is_in_the_audit_trail_with_who_and_why(self, url: str) -> None:
-        async def work(admin: Admin) -> None:
-            headers = {"x_request_id": "my-request", "x_reason": "a sale"}
-            await admin.ask("PUT", "/api/v1/rules/new", {"limit": 4, "window": "1s"}, role="editor", **headers)
-            trail = (await admin.ask("GET", "/api/v1/audit?subject=new", role="viewer")).json()
-            (entry,) = trail["items"]
-            assert (entry["request_id"], entry["reason"]) == ("my-request", "a sale")
-            assert entry["actor"].startswith("editor (")
-            assert (await admin.ask("GET", "/api/v1/audit/verify")).json()["intact"] is True
-            everything = json.dumps((await admin.ask("GET", "/api/v1/audit?limit=1000")).json())
-            assert not any(key.split("_", 2)[2] in everything for key in admin.keys.values())
+    async def test_every_change_is_in_the_audit_trail_with_who_and_why(self, admin: Admin) -> None:
+        headers = {"x_request_id": "my-request", "x_reason": "a sale"}
+        await admin.ask("PUT", "/api/v1/rules/new", {"limit": 4, "window": "1s"}, role="editor", **headers)
+        trail = (await admin.ask("GET", "/api/v1/audit?subject=new", role="viewer")).json()
+        (entry,) = trail["items"]
+        assert (entry["request_id"], entry["reason"]) == ("my-request", "a sale")
+        assert entry["actor"].startswith("editor (")
+        assert (await admin.ask("GET", "/api/v1/audit/verify")).json()["intact"] is True
+        everything = json.dumps((await admin.ask("GET", "/api/v1/audit?limit=1000")).json())
+        assert not any(key.split("_", 2)[2] in everything for key in admin.keys.values())
 
-        on(url, work)
+    async def test_what_happened_to_keys_is_for_admins(self, admin: Admin) -> None:
+        secret = (await admin.ask("POST", "/api/v1/keys", {"name": "a-secret-name", "role": "check"})).json()["id"]
+        for role in ("viewer", "editor"):
+            for query in ("", f"?subject={secret}", "?action=create&limit=1000"):
+                answer = await admin.ask("GET", f"/api/v1/audit{query}", role=role)
+                assert answer.status_code == 200
+                assert not [each for each in answer.json()["items"] if each["kind"] == "key"]
+                assert "a-secret-name" not in answer.text
+            assert (await admin.ask("GET", "/api/v1/audit?kind=key", role=role)).status_code == 403
+        assert "a-secret-name" in (await admin.ask("GET", "/api/v1/audit?kind=key")).text
 
-    def test_what_happened_to_keys_is_for_admins(self, url: str) -> None:
-        async def work(admin: Admin) -> None:
-            secret = (await admin.ask("POST", "/api/v1/keys", {"name": "a-secret-name", "role": "check"})).json()["id"]
-            for role in ("viewer", "editor"):
-                for query in ("", f"?subject={secret}", "?action=create&limit=1000"):
-                    answer = await admin.ask("GET", f"/api/v1/audit{query}", role=role)
-                    assert answer.status_code == 200
-                    assert not [each for each in answer.json()["items"] if each["kind"] == "key"]
-                    assert "a-secret-name" not in answer.text
-                assert (await admin.ask("GET", "/api/v1/audit?kind=key", role=role)).status_code == 403
-            assert "a-secret-name" in (await admin.ask("GET", "/api/v1/audit?kind=key")).text
+    async def test_keys_are_made_shown_once_replaced_and_revoked(self, admin: Admin) -> None:
+        made = (await admin.ask("POST", "/api/v1/keys", {"name": "bot", "role": "viewer", "expires_in": 3600})).json()
+        admin.keys["bot"] = made["key"]
+        assert (await admin.ask("GET", "/api/v1/rules", role="bot")).status_code == 200
+        listed = (await admin.ask("GET", "/api/v1/keys")).text
+        assert made["id"] in listed
+        assert made["key"].split("_", 2)[2] not in listed
+        other = (await admin.ask("POST", f"/api/v1/keys/{made['id']}/rotate", {})).json()
+        assert (await admin.ask("GET", "/api/v1/rules", role="bot")).status_code == 401
+        admin.keys["bot"] = other["key"]
+        assert (await admin.ask("GET", "/api/v1/rules", role="bot")).status_code == 200
+        assert (await admin.ask("DELETE", f"/api/v1/keys/{other['id']}")).status_code == 204
+        assert (await admin.ask("GET", "/api/v1/rules", role="bot")).status_code == 401
+        assert (await admin.ask("POST", "/api/v1/keys", {"name": "x", "role": "god"})).status_code == 400
 
-        on(url, work)
+    @on_sqlite
+    async def test_explain_says_why(self, admin: Admin) -> None:
+        body = {"principal": {"user": "42"}, "endpoint": "/orders"}
+        found = (await admin.ask("POST", "/api/v1/explain", body, role="viewer")).json()
+        applying = {rule["id"]: rule["applies"] for rule in found["rules"]}
+        assert applying == {"orders-user": True, "all-ip": False, "team/a": False}
 
-    def test_keys_are_made_shown_once_replaced_and_revoked(self, url: str) -> None:
-        async def work(admin: Admin) -> None:
-            made = (
-                await admin.ask("POST", "/api/v1/keys", {"name": "bot", "role": "viewer", "expires_in": 3600})
-            ).json()
-            admin.keys["bot"] = made["key"]
-            assert (await admin.ask("GET", "/api/v1/rules", role="bot")).status_code == 200
-            listed = (await admin.ask("GET", "/api/v1/keys")).text
-            assert made["id"] in listed
-            assert made["key"].split("_", 2)[2] not in listed
-            other = (await admin.ask("POST", f"/api/v1/keys/{made['id']}/rotate", {})).json()
-            assert (await admin.ask("GET", "/api/v1/rules", role="bot")).status_code == 401
-            admin.keys["bot"] = other["key"]
-            assert (await admin.ask("GET", "/api/v1/rules", role="bot")).status_code == 200
-            assert (await admin.ask("DELETE", f"/api/v1/keys/{other['id']}")).status_code == 204
-            assert (await admin.ask("GET", "/api/v1/rules", role="bot")).status_code == 401
-            assert (await admin.ask("POST", "/api/v1/keys", {"name": "x", "role": "god"})).status_code == 400
+    @on_sqlite
+    async def test_bodies_have_an_end_and_are_json(self, admin: Admin) -> None:
+        key = {"authorization": f"Bearer {admin.keys['admin']}", "content-type": "application/json"}
+        huge = await admin.client.put("/api/v1/rules/x", content=b" " * (MAX_BODY + 1), headers=key)
+        assert huge.status_code == 413
+        assert "10,485,760" in huge.text
+        most = await admin.client.post("/api/v1/apply", content=b"#" * (MAX_BODY - 1) + b"\n", headers=key)
+        assert most.status_code == 400, most.text
+        packed = await admin.client.put("/api/v1/rules/x", content=b"{}", headers=key | {"content-encoding": "gzip"})
+        assert packed.status_code == 415
 
-        on(url, work)
+        async def endless() -> AsyncIterator[bytes]:
+            for _ in range(12):
+                yield b" " * 1_000_000
 
-    def test_explain_says_why(self, sqlite: str) -> None:
-        async def work(admin: Admin) -> None:
-            body = {"principal": {"user": "42"}, "endpoint": "/orders"}
-            found = (await admin.ask("POST", "/api/v1/explain", body, role="viewer")).json()
-            applying = {rule["id"]: rule["applies"] for rule in found["rules"]}
-            assert applying == {"orders-user": True, "all-ip": False, "team/a": False}
-
-        on(sqlite, work)
-
-    def test_bodies_have_an_end_and_are_json(self, sqlite: str) -> None:
-        async def work(admin: Admin) -> None:
-            key = {"authorization": f"Bearer {admin.keys['admin']}", "content-type": "application/json"}
-            huge = await admin.client.put("/api/v1/rules/x", content=b" " * (MAX_BODY + 1), headers=key)
-            assert huge.status_code == 413
-            assert "10,485,760" in huge.text
-            most = await admin.client.post("/api/v1/apply", content=b"#" * (MAX_BODY - 1) + b"\n", headers=key)
-            assert most.status_code == 400, most.text
-            packed = await admin.client.put(
-                "/api/v1/rules/x", content=b"{}", headers=key | {"content-encoding": "gzip"}
-            )
-            assert packed.status_code == 415
-
-            async def endless() -> AsyncIterator[bytes]:
-                for _ in range(12):
-                    yield b" " * 1_000_000
-
-            chunked = await admin.client.put("/api/v1/rules/x", content=endless(), headers=key)
-            assert chunked.status_code == 413
-            assert "10,485,760" in chunked.text
-            for raw in (b"{", b"\xff\xfe", b"nul", b"[" * 100_000, b'{"limit": 1e999}', b""):
-                answer = await admin.client.put("/api/v1/rules/x", content=raw, headers=key)
-                assert answer.status_code == 400, raw[:20]
-                assert answer.headers["content-type"] == "application/problem+json"
-
-        on(sqlite, work)
+        chunked = await admin.client.put("/api/v1/rules/x", content=endless(), headers=key)
+        assert chunked.status_code == 413
+        assert "10,485,760" in chunked.text
+        for raw in (b"{", b"\xff\xfe", b"nul", b"[" * 100_000, b'{"limit": 1e999}', b""):
+            answer = await admin.client.put("/api/v1/rules/x", content=raw, headers=key)
+            assert answer.status_code == 400, raw[:20]
+            assert answer.headers["content-type"] == "application/problem+json"
 
     @pytest.mark.parametrize("path", ["/api/v1/tiers/gold", "/api/v1/settings/default_tier"])
-    def test_null_replaces_nothing(self, sqlite: str, path: str) -> None:
+    @on_sqlite
+    async def test_null_replaces_nothing(self, path: str, admin: Admin) -> None:
         """In particular, it does not delete what was to be replaced."""
+        body = {"orders-user": {"limit": 9}} if "tiers" in path else "gold"
+        made = await admin.ask("PUT", path, body)
+        assert made.is_success, made.text
+        headers = {"authorization": f"Bearer {admin.keys['admin']}"}
+        assert (await admin.client.put(path, content=b"null", headers=headers)).status_code == 400
+        assert (await admin.ask("GET", path)).json()["value"] == body
 
-        async def work(admin: Admin) -> None:
-            body = {"orders-user": {"limit": 9}} if "tiers" in path else "gold"
-            made = await admin.ask("PUT", path, body)
-            assert made.is_success, made.text
-            headers = {"authorization": f"Bearer {admin.keys['admin']}"}
-            assert (await admin.client.put(path, content=b"null", headers=headers)).status_code == 400
-            assert (await admin.ask("GET", path)).json()["value"] == body
-
-        on(sqlite, work)
-
-    def test_rules_of_a_file_are_only_looked_at(self) -> None:
-        async def main() -> None:
-            engine = AsyncEngine(from_data(DOCUMENT))
-            rules = FileRules("rules.yaml", lambda: engine.policy.ruleset, lambda: 1)
-            app = application(AdminService(rules, engine, AdminKeys(None, "the-operator-s-own-key")))
-            key = {"authorization": "Bearer the-operator-s-own-key"}
-            async with httpx.AsyncClient(
-                transport=httpx.ASGITransport(app), base_url="http://admin", headers=key
-            ) as client:
-                assert (await client.get("/api/v1/rules")).json()["items"] == DOCUMENT["rules"]
-                shown = (await client.get("/api/v1/rules/all-ip")).json()
-                assert shown == {**DOCUMENT["rules"][1], "version": 1}
-                assert "1970" not in (await client.get("/api/v1/rules/all-ip/versions")).text
-                assert (await client.get("/api/v1/users/42/limits")).status_code == 200
-                for method, path, body in (
-                    ("PUT", "/api/v1/rules/x", {"limit": 1, "window": "1s"}),
-                    ("DELETE", "/api/v1/rules/all-ip", None),
-                    ("PUT", "/api/v1/users/42/tier", {"tier": "gold"}),
-                ):
-                    refused = await client.request(method, path, json=body)
-                    assert refused.status_code == 409
-                    assert "rules.yaml" in refused.json()["detail"]
-            await engine.close()
-
-        asyncio.run(main())
+    async def test_rules_of_a_file_are_only_looked_at(self) -> None:
+        engine = AsyncEngine(from_data(DOCUMENT))
+        rules = FileRules("rules.yaml", lambda: engine.policy.ruleset, lambda: 1)
+        app = application(AdminService(rules, engine, AdminKeys(None, "the-operator-s-own-key")))
+        key = {"authorization": "Bearer the-operator-s-own-key"}
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://admin", headers=key
+        ) as client:
+            assert (await client.get("/api/v1/rules")).json()["items"] == DOCUMENT["rules"]
+            shown = (await client.get("/api/v1/rules/all-ip")).json()
+            assert shown == {**DOCUMENT["rules"][1], "version": 1}
+            assert "1970" not in (await client.get("/api/v1/rules/all-ip/versions")).text
+            assert (await client.get("/api/v1/users/42/limits")).status_code == 200
+            for method, path, body in (
+                ("PUT", "/api/v1/rules/x", {"limit": 1, "window": "1s"}),
+                ("DELETE", "/api/v1/rules/all-ip", None),
+                ("PUT", "/api/v1/users/42/tier", {"tier": "gold"}),
+            ):
+                refused = await client.request(method, path, json=body)
+                assert refused.status_code == 409
+                assert "rules.yaml" in refused.json()["detail"]
+        await engine.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any
@@ -24,6 +23,7 @@ from headgate.config.problems import InvalidRules
 from headgate.policy.changing import BodyChange, changed, put
 from headgate.policy.dumping import to_data
 from headgate.policy.loading import from_data
+from tests.admin.planes import opened
 from tests.policy.test_changing import DOCUMENT as RULES
 from tests.policy.test_changing import STEPS
 
@@ -41,22 +41,6 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-def on(url: str, work: Callable[[Catalog], Awaitable[None]]) -> None:
-    async def main() -> None:
-        database = await Database.open(url)
-        try:
-            await work(Catalog(database))
-        finally:
-            await database.close()
-
-    asyncio.run(main())
-
-
-async def _after(first: Awaitable[object], then: Awaitable[None]) -> None:
-    await first
-    await then
-
-
 def without_times(document: dict[str, Any]) -> dict[str, Any]:
     stamps = {"created_at", "updated_at"}
     rules = [{key: value for key, value in rule.items() if key not in stamps} for rule in document["rules"]]
@@ -64,182 +48,151 @@ def without_times(document: dict[str, Any]) -> dict[str, Any]:
 
 
 class TestApplying:
-    def test_what_is_applied_is_in_force(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            changed = await catalog.apply(DOCUMENT, ME)
-            assert changed.revision == 1
-            assert {entry.action for entry in changed.entries} == {"create"}
-            revision, document = await catalog.document()
-            assert (revision, without_times(document)) == (1, DOCUMENT)
+    async def test_what_is_applied_is_in_force(self, catalog: Catalog) -> None:
+        changed = await catalog.apply(DOCUMENT, ME)
+        assert changed.revision == 1
+        assert {entry.action for entry in changed.entries} == {"create"}
+        revision, document = await catalog.document()
+        assert (revision, without_times(document)) == (1, DOCUMENT)
 
-        on(url, work)
+    async def test_what_is_in_force_already_changes_nothing(self, catalog: Catalog) -> None:
+        await catalog.apply(DOCUMENT, ME)
+        again = await catalog.apply((await catalog.document()).document, ME)
+        assert (again.revision, again.entries) == (1, ())
 
-    def test_what_is_in_force_already_changes_nothing(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-            again = await catalog.apply((await catalog.document()).document, ME)
-            assert (again.revision, again.entries) == (1, ())
+    async def test_a_dry_run_says_what_would_change_and_changes_nothing(self, catalog: Catalog) -> None:
+        await catalog.apply(DOCUMENT, ME)
+        changed = await catalog.apply({"version": 1, "rules": [{"id": "c", "quota": "1/s"}]}, ME, dry_run=True)
+        said = {(entry.action, entry.kind, entry.subject) for entry in changed.entries}
+        assert said == {
+            ("create", "rule", "c"),
+            ("delete", "rule", "a"),
+            ("delete", "rule", "b"),
+            ("delete", "tier", "gold"),
+            ("delete", "user", "u1"),
+            ("delete", "setting", "default_tier"),
+            ("delete", "setting", "deny"),
+        }
+        assert without_times((await catalog.document()).document) == DOCUMENT
+        assert await catalog.revision() == 1
 
-        on(url, work)
-
-    def test_a_dry_run_says_what_would_change_and_changes_nothing(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-            changed = await catalog.apply({"version": 1, "rules": [{"id": "c", "quota": "1/s"}]}, ME, dry_run=True)
-            said = {(entry.action, entry.kind, entry.subject) for entry in changed.entries}
-            assert said == {
-                ("create", "rule", "c"),
-                ("delete", "rule", "a"),
-                ("delete", "rule", "b"),
-                ("delete", "tier", "gold"),
-                ("delete", "user", "u1"),
-                ("delete", "setting", "default_tier"),
-                ("delete", "setting", "deny"),
-            }
-            assert without_times((await catalog.document()).document) == DOCUMENT
-            assert await catalog.revision() == 1
-
-        on(url, work)
-
-    def test_a_dry_run_says_what_the_application_then_does_and_writes_no_row(self, url: str) -> None:
+    async def test_a_dry_run_says_what_the_application_then_does_and_writes_no_row(self, catalog: Catalog) -> None:
         """Where rules come, go and change places, too."""
+        await catalog.apply(DOCUMENT, ME)
+        sent: list[str] = []
+        heard = catalog.database._engine.sync_engine
+        event.listen(heard, "before_cursor_execute", lambda _, __, statement, *___: sent.append(statement))
+        first, second = DOCUMENT["rules"]
+        third, fourth = {"id": "c", "limit": 1, "window": "1s"}, {"id": "d", "limit": 2, "window": "1s"}
+        for rules in (
+            [second, first],
+            [third, second, first, fourth],
+            [second | {"limit": 11}, first, fourth],
+            [first],
+            [third, first | {"limit": 6}],
+            [first | {"limit": 6}, third, fourth],
+        ):
+            wanted = {**DOCUMENT, "rules": [{**rule, "replaces": []} for rule in rules]}
+            sent.clear()
+            tried = await catalog.apply(wanted, ME, dry_run=True)
+            assert not [each for each in sent if each.startswith(("INSERT", "UPDATE", "DELETE"))]
+            assert await catalog.apply(wanted, ME) == tried
+            assert [rule["id"] for rule in (await catalog.document()).document["rules"]] == [
+                rule["id"] for rule in rules
+            ]
 
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-            sent: list[str] = []
-            heard = catalog.database._engine.sync_engine
-            event.listen(heard, "before_cursor_execute", lambda _, __, statement, *___: sent.append(statement))
-            first, second = DOCUMENT["rules"]
-            third, fourth = {"id": "c", "limit": 1, "window": "1s"}, {"id": "d", "limit": 2, "window": "1s"}
-            for rules in (
-                [second, first],
-                [third, second, first, fourth],
-                [second | {"limit": 11}, first, fourth],
-                [first],
-                [third, first | {"limit": 6}],
-                [first | {"limit": 6}, third, fourth],
-            ):
-                wanted = {**DOCUMENT, "rules": [{**rule, "replaces": []} for rule in rules]}
-                sent.clear()
-                tried = await catalog.apply(wanted, ME, dry_run=True)
-                assert not [each for each in sent if each.startswith(("INSERT", "UPDATE", "DELETE"))]
-                assert await catalog.apply(wanted, ME) == tried
-                assert [rule["id"] for rule in (await catalog.document()).document["rules"]] == [
-                    rule["id"] for rule in rules
-                ]
+    async def test_the_order_of_rules_is_kept(self, catalog: Catalog) -> None:
+        await catalog.apply(DOCUMENT, ME)
+        turned = {**DOCUMENT, "rules": DOCUMENT["rules"][::-1]}
+        await catalog.apply(turned, ME)
+        assert without_times((await catalog.document()).document) == turned
 
-        on(url, work)
-
-    def test_the_order_of_rules_is_kept(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-            turned = {**DOCUMENT, "rules": DOCUMENT["rules"][::-1]}
-            await catalog.apply(turned, ME)
-            assert without_times((await catalog.document()).document) == turned
-
-        on(url, work)
-
-    def test_other_spellings_become_those_of_the_form(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            rule = {"rule_id": "x", "key_type": "ip", "endpoint_pattern": "/x", "limit": 3, "window_seconds": 60}
-            await catalog.apply({"version": 1, "rules": [rule]}, ME)
-            stored = await catalog.get(ObjectKind.RULE, "x")
-            assert stored is not None
-            assert stored.body == {"id": "x", "dimension": "ip", "endpoint": "/x", "limit": 3, "window": "1m"}
-
-        on(url, work)
+    async def test_other_spellings_become_those_of_the_form(self, catalog: Catalog) -> None:
+        rule = {"rule_id": "x", "key_type": "ip", "endpoint_pattern": "/x", "limit": 3, "window_seconds": 60}
+        await catalog.apply({"version": 1, "rules": [rule]}, ME)
+        stored = await catalog.get(ObjectKind.RULE, "x")
+        assert stored is not None
+        assert stored.body == {"id": "x", "dimension": "ip", "endpoint": "/x", "limit": 3, "window": "1m"}
 
 
 class TestChanging:
-    def test_a_rule_that_makes_no_sense_with_the_others_changes_nothing(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-            for operation, said in (
-                (Operation(ObjectKind.RULE, "a", None), "there is no rule 'a'"),
-                (Operation(ObjectKind.RULE, "c", {"limit": -1, "window": "1s"}), "-1 is not a whole number"),
-                (Operation(ObjectKind.RULE, "a", {"quota": "1/s", "replaces": ["b"]}), "replace each other"),
-                (Operation(ObjectKind.RULE, "a", {"limits": ["1/s", "5/m"]}), "several limits"),
-                (Operation(ObjectKind.TIER, "gold", {"nope": {"limit": 1}}), "there is no rule 'nope'"),
-                (Operation(ObjectKind.USER, "u2", {"overrides": {"nope": {"limit": 1}}}), "there is no rule 'nope'"),
-                (Operation(ObjectKind.USER, "u2", {"overrides": {"a": {"limit": "many"}}}), "not a whole number"),
-                (Operation(ObjectKind.SETTING, "nope", True), "is not a setting"),
-                (Operation(ObjectKind.SETTING, "ignore_case", "perhaps"), "is not"),
-                (Operation(ObjectKind.USER, "u\0", {"tier": "gold"}), "printable"),
-                (Operation(ObjectKind.RULE, "x" * 65, {"quota": "1/s"}), "1 to 64"),
-            ):
-                with pytest.raises(InvalidRules, match=said):
-                    await catalog.change([Operation(ObjectKind.RULE, "d", {"quota": "1/s"}), operation], ME)
-            assert await catalog.revision() == 1
-            assert without_times((await catalog.document()).document) == DOCUMENT
+    async def test_a_rule_that_makes_no_sense_with_the_others_changes_nothing(self, catalog: Catalog) -> None:
+        await catalog.apply(DOCUMENT, ME)
+        for operation, said in (
+            (Operation(ObjectKind.RULE, "a", None), "there is no rule 'a'"),
+            (Operation(ObjectKind.RULE, "c", {"limit": -1, "window": "1s"}), "-1 is not a whole number"),
+            (Operation(ObjectKind.RULE, "a", {"quota": "1/s", "replaces": ["b"]}), "replace each other"),
+            (Operation(ObjectKind.RULE, "a", {"limits": ["1/s", "5/m"]}), "several limits"),
+            (Operation(ObjectKind.TIER, "gold", {"nope": {"limit": 1}}), "there is no rule 'nope'"),
+            (Operation(ObjectKind.USER, "u2", {"overrides": {"nope": {"limit": 1}}}), "there is no rule 'nope'"),
+            (Operation(ObjectKind.USER, "u2", {"overrides": {"a": {"limit": "many"}}}), "not a whole number"),
+            (Operation(ObjectKind.SETTING, "nope", True), "is not a setting"),
+            (Operation(ObjectKind.SETTING, "ignore_case", "perhaps"), "is not"),
+            (Operation(ObjectKind.USER, "u\0", {"tier": "gold"}), "printable"),
+            (Operation(ObjectKind.RULE, "x" * 65, {"quota": "1/s"}), "1 to 64"),
+        ):
+            with pytest.raises(InvalidRules, match=said):
+                await catalog.change([Operation(ObjectKind.RULE, "d", {"quota": "1/s"}), operation], ME)
+        assert await catalog.revision() == 1
+        assert without_times((await catalog.document()).document) == DOCUMENT
 
-        on(url, work)
+    async def test_operations_happen_together(self, catalog: Catalog) -> None:
+        await catalog.apply(DOCUMENT, ME)
+        await catalog.change(
+            [
+                Operation(ObjectKind.RULE, "a", None),
+                Operation(ObjectKind.RULE, "b", {"quota": "1/s"}),
+                Operation(ObjectKind.TIER, "gold", None),
+                Operation(ObjectKind.USER, "u1", None),
+            ],
+            ME,
+        )
+        assert await catalog.revision() == 2
+        document = (await catalog.document()).document
+        assert [rule["id"] for rule in document["rules"]] == ["b"]
 
-    def test_operations_happen_together(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-            await catalog.change(
-                [
-                    Operation(ObjectKind.RULE, "a", None),
-                    Operation(ObjectKind.RULE, "b", {"quota": "1/s"}),
-                    Operation(ObjectKind.TIER, "gold", None),
-                    Operation(ObjectKind.USER, "u1", None),
-                ],
-                ME,
-            )
-            assert await catalog.revision() == 2
-            document = (await catalog.document()).document
-            assert [rule["id"] for rule in document["rules"]] == ["b"]
+    async def test_who_was_slower_is_told_so(self, catalog: Catalog) -> None:
+        await catalog.apply(DOCUMENT, ME)
+        await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "6/m"}, 1)], ME)
+        with pytest.raises(VersionConflict, match="is of version 2 by now, not 1"):
+            await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "7/m"}, 1)], ME)
+        with pytest.raises(VersionConflict, match="exists already"):
+            await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "7/m"}, 0)], ME)
+        with pytest.raises(VersionConflict, match="does not exist any more"):
+            await catalog.change([Operation(ObjectKind.RULE, "c", {"quota": "7/m"}, 3)], ME)
+        with pytest.raises(UnknownObject, match="does not exist"):
+            await catalog.change([Operation(ObjectKind.RULE, "c", None)], ME)
 
-        on(url, work)
+    async def test_of_fifteen_editors_no_one_s_change_is_lost(self, catalog: Catalog) -> None:
+        await catalog.apply(DOCUMENT, ME)
 
-    def test_who_was_slower_is_told_so(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-            await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "6/m"}, 1)], ME)
-            with pytest.raises(VersionConflict, match="is of version 2 by now, not 1"):
-                await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "7/m"}, 1)], ME)
-            with pytest.raises(VersionConflict, match="exists already"):
-                await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "7/m"}, 0)], ME)
-            with pytest.raises(VersionConflict, match="does not exist any more"):
-                await catalog.change([Operation(ObjectKind.RULE, "c", {"quota": "7/m"}, 3)], ME)
-            with pytest.raises(UnknownObject, match="does not exist"):
-                await catalog.change([Operation(ObjectKind.RULE, "c", None)], ME)
+        async def edit(number: int) -> None:
+            while True:
+                stored = await catalog.get(ObjectKind.RULE, "a")
+                assert stored is not None
+                body = {**stored.body, "limit": stored.body["limit"] + 1}
+                try:
+                    await catalog.change(
+                        [Operation(ObjectKind.RULE, "a", body, stored.version)], Actor(f"editor {number}")
+                    )
+                except VersionConflict:
+                    continue
+                return
 
-        on(url, work)
-
-    def test_of_fifteen_editors_no_one_s_change_is_lost(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-
-            async def edit(number: int) -> None:
-                while True:
-                    stored = await catalog.get(ObjectKind.RULE, "a")
-                    assert stored is not None
-                    body = {**stored.body, "limit": stored.body["limit"] + 1}
-                    try:
-                        await catalog.change(
-                            [Operation(ObjectKind.RULE, "a", body, stored.version)], Actor(f"editor {number}")
-                        )
-                    except VersionConflict:
-                        continue
-                    return
-
-            await asyncio.gather(*map(edit, range(15)))
-            stored = await catalog.get(ObjectKind.RULE, "a")
-            assert stored is not None
-            assert (stored.body["limit"], stored.version) == (20, 16)
-            versions = await catalog.versions(ObjectKind.RULE, "a")
-            assert [each.version for each in versions] == list(range(16, 0, -1))
-            assert {each.actor for each in versions} == {"me", *(f"editor {number}" for number in range(15))}
-            async with catalog.database.reading() as connection:
-                assert (await audit.verify(connection)).fault == ""
-
-        on(url, work)
+        await asyncio.gather(*map(edit, range(15)))
+        stored = await catalog.get(ObjectKind.RULE, "a")
+        assert stored is not None
+        assert (stored.body["limit"], stored.version) == (20, 16)
+        versions = await catalog.versions(ObjectKind.RULE, "a")
+        assert [each.version for each in versions] == list(range(16, 0, -1))
+        assert {each.actor for each in versions} == {"me", *(f"editor {number}" for number in range(15))}
+        async with catalog.database.reading() as connection:
+            assert (await audit.verify(connection)).fault == ""
 
 
 class TestWhatIsInUse:
     @pytest.mark.parametrize("how", ["deleted", "changed", "nothing else"])
-    def test_an_override_that_has_ended_stands_in_nobody_s_way(self, url: str, how: str) -> None:
+    async def test_an_override_that_has_ended_stands_in_nobody_s_way(self, how: str, database: Database) -> None:
         ends, now = 2_000_000_000_000_000, 1_900_000_000_000_000
         overriding = {"a": {"limit": 7, "until": "2033-05-18T03:33:20Z"}, "b": {"limit": 3}}
         others = {"u2": {"overrides": {"a": {"limit": 9, "until": "2033-05-18T03:33:21Z"}}}}
@@ -248,127 +201,114 @@ class TestWhatIsInUse:
         rules = [{"id": name, "limit": 5, "window": "1m"} for name in "ab"]
         document: dict[str, Any] = {"version": 1, "rules": rules, "users": {"u1": {"overrides": overriding}, **others}}
         document["users"]["u3"] = {"overrides": {"a": overriding["a"]}}
-
-        async def work(opened: Catalog) -> None:
-            catalog = Catalog(opened.database, lambda: now)
-            await catalog.apply(document, ME)
-            await catalog.end_overrides()
-            with pytest.raises(InUse, match=r"^rule 'a' is used by \d users \(u1, .*u3\); change these first"):
-                await catalog.delete(ObjectKind.RULE, "a", ME)
-            assert await catalog.revision() == 1
-            later = Catalog(opened.database, lambda: ends)
-            if how == "deleted":
-                await later.delete(ObjectKind.RULE, "a", ME)
-            elif how == "changed":
-                await later.change([Operation(ObjectKind.RULE, "a", {"quota": "9/s"})], ME)
-            else:
-                await later.end_overrides()
-                await later.end_overrides()
-            assert await catalog.revision() == 2
-            assert (await catalog.document()).document["users"] == {"u1": {"overrides": {"b": {"limit": 3}}}, **others}
-            async with catalog.database.reading() as connection:
-                assert (await audit.verify(connection)).fault == ""
-                entries, _ = await audit.page(connection, {"subject": "u1"}, 0, 1)
-                assert entries[0]["after"] == {"overrides": {"b": {"limit": 3}}}
-
-        on(url, work)
+        catalog = Catalog(database, lambda: now)
+        await catalog.apply(document, ME)
+        await catalog.end_overrides()
+        with pytest.raises(InUse, match=r"^rule 'a' is used by \d users \(u1, .*u3\); change these first"):
+            await catalog.delete(ObjectKind.RULE, "a", ME)
+        assert await catalog.revision() == 1
+        later = Catalog(database, lambda: ends)
+        if how == "deleted":
+            await later.delete(ObjectKind.RULE, "a", ME)
+        elif how == "changed":
+            await later.change([Operation(ObjectKind.RULE, "a", {"quota": "9/s"})], ME)
+        else:
+            await later.end_overrides()
+            await later.end_overrides()
+        assert await catalog.revision() == 2
+        assert (await catalog.document()).document["users"] == {"u1": {"overrides": {"b": {"limit": 3}}}, **others}
+        async with catalog.database.reading() as connection:
+            assert (await audit.verify(connection)).fault == ""
+            entries, _ = await audit.page(connection, {"subject": "u1"}, 0, 1)
+            assert entries[0]["after"] == {"overrides": {"b": {"limit": 3}}}
 
 
 class TestVersions:
-    def test_a_rule_can_be_again_what_it_was(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-            await catalog.change([Operation(ObjectKind.USER, "u1", None)], ME)
-            await catalog.change([Operation(ObjectKind.RULE, "b", None)], ME)
-            assert [each.body for each in await catalog.versions(ObjectKind.RULE, "b")] == [None, DOCUMENT["rules"][1]]
-            await catalog.roll_back(ObjectKind.RULE, "b", 1, ME)
-            stored = await catalog.get(ObjectKind.RULE, "b")
-            assert stored is not None
-            assert (stored.body, stored.version) == (DOCUMENT["rules"][1], 3)
-            with pytest.raises(UnknownObject, match="has no version 9"):
-                await catalog.roll_back(ObjectKind.RULE, "b", 9, ME)
-
-        on(url, work)
+    async def test_a_rule_can_be_again_what_it_was(self, catalog: Catalog) -> None:
+        await catalog.apply(DOCUMENT, ME)
+        await catalog.change([Operation(ObjectKind.USER, "u1", None)], ME)
+        await catalog.change([Operation(ObjectKind.RULE, "b", None)], ME)
+        assert [each.body for each in await catalog.versions(ObjectKind.RULE, "b")] == [None, DOCUMENT["rules"][1]]
+        await catalog.roll_back(ObjectKind.RULE, "b", 1, ME)
+        stored = await catalog.get(ObjectKind.RULE, "b")
+        assert stored is not None
+        assert (stored.body, stored.version) == (DOCUMENT["rules"][1], 3)
+        with pytest.raises(UnknownObject, match="has no version 9"):
+            await catalog.roll_back(ObjectKind.RULE, "b", 9, ME)
 
 
 class TestCatchingUp:
     @pytest.mark.parametrize("count", [3, 4, 5])
-    def test_what_is_done_a_few_at_a_time_is_whole(self, url: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_what_is_done_a_few_at_a_time_is_whole(
+        self, catalog: Catalog, count: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Thousands are read and written in slices, so that decisions in the same process go on meanwhile."""
         for module in ("objects", "statements"):
             monkeypatch.setattr(f"headgate.admin.{module}.AT_ONCE", 2)
         users = {f"u{number}": {"overrides": {"a": {"limit": 7 + number}}} for number in range(count)}
         changed = {name: {"overrides": {"a": {"limit": 99}}} for name in users}
+        await catalog.apply({**DOCUMENT, "users": {}}, ME)
+        for wanted in (users, changed, {}):
+            before = await catalog.revision()
+            done = await catalog.apply({**DOCUMENT, "users": wanted}, ME)
+            assert (await catalog.document()).document["users"] == wanted
+            changes = await catalog.changed_since(before)
+            assert changes is not None
+            assert len(changes.changes) == len(done.entries) >= count
+        async with catalog.database.reading() as connection:
+            assert not (await audit.verify(connection)).fault
 
-        async def work(catalog: Catalog) -> None:
-            for wanted in (users, changed, {}):
-                before = await catalog.revision()
-                done = await catalog.apply({**DOCUMENT, "users": wanted}, ME)
-                assert (await catalog.document()).document["users"] == wanted
-                changes = await catalog.changed_since(before)
-                assert changes is not None
-                assert len(changes.changes) == len(done.entries) >= count
-            async with catalog.database.reading() as connection:
-                assert not (await audit.verify(connection)).fault
-
-        on(url, lambda catalog: _after(catalog.apply({**DOCUMENT, "users": {}}, ME), work(catalog)))
-
-    def test_the_same_rules_are_the_same_text(self, url: str) -> None:
+    async def test_the_same_rules_are_the_same_text(self, catalog: Catalog) -> None:
         """In whatever order things were made and changed: whoever compares two exports sees what differs."""
+        await catalog.apply(DOCUMENT, ME)
+        for name, limit in (("u3", 1), ("u2", 1), ("u1", 1), ("u2", 2)):
+            body = {"overrides": {"a": {"limit": limit}}}
+            await catalog.change([Operation(ObjectKind.USER, name, body)], ME)
+        assert list((await catalog.document()).document["users"]) == ["u1", "u2", "u3"]
 
-        async def work(catalog: Catalog) -> None:
-            for name, limit in (("u3", 1), ("u2", 1), ("u1", 1), ("u2", 2)):
-                body = {"overrides": {"a": {"limit": limit}}}
-                await catalog.change([Operation(ObjectKind.USER, name, body)], ME)
-            assert list((await catalog.document()).document["users"]) == ["u1", "u2", "u3"]
-
-        on(url, lambda catalog: _after(catalog.apply(DOCUMENT, ME), work(catalog)))
-
-    def test_a_change_of_many_takes_as_few_questions_as_one_of_a_few(self, url: str) -> None:
+    async def test_a_change_of_many_takes_as_few_questions_as_one_of_a_few(self, catalog: Catalog) -> None:
         """For who changes and for who follows: the time that 100,000 users take grows with their number, not faster."""
         asked: list[str] = []
-
-        async def work(catalog: Catalog) -> None:
-            engine = catalog.database._engine.sync_engine
-            event.listen(engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
-            counts = []
-            for first, last in ((0, 2), (2, 3000)):
-                names = [f"u{number}" for number in range(first, last)]
-                asked.clear()
-                operations = [Operation(ObjectKind.USER, name, {"overrides": {"a": {"limit": 7}}}) for name in names]
-                done = await catalog.change(operations, ME)
-                changes = await catalog.changed_since(done.revision - 1)
-                assert changes is not None
-                assert len((await catalog.about(changes))["users"]) == len(names)
-                counts.append(len(asked))
-            assert counts[1] <= counts[0]  # the first has to connect as well
-
-        on(url, lambda catalog: _after(catalog.apply(DOCUMENT, ME), work(catalog)))
-
-    def test_what_changed_since_a_revision_is_known(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-            await catalog.change([Operation(ObjectKind.USER, "u2", {"tier": "gold"})], ME)
-            await catalog.change([Operation(ObjectKind.USER, "u1", None)], ME)
-            changes = await catalog.changed_since(1)
+        await catalog.apply(DOCUMENT, ME)
+        engine = catalog.database._engine.sync_engine
+        event.listen(engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
+        counts = []
+        for first, last in ((0, 2), (2, 3000)):
+            names = [f"u{number}" for number in range(first, last)]
+            asked.clear()
+            operations = [Operation(ObjectKind.USER, name, {"overrides": {"a": {"limit": 7}}}) for name in names]
+            done = await catalog.change(operations, ME)
+            changes = await catalog.changed_since(done.revision - 1)
             assert changes is not None
-            assert changes.revision == 3
-            assert set(map(repr, changes.changes)) == {
-                repr(BodyChange(ObjectKind.USER, "u2", {"tier": "gold"})),
-                repr(BodyChange(ObjectKind.USER, "u1", None)),
-            }
-            nothing = await catalog.changed_since(3)
-            assert nothing is not None
-            assert nothing.changes == ()
-            assert await catalog.changed_since(9) is None
+            assert len((await catalog.about(changes))["users"]) == len(names)
+            counts.append(len(asked))
+        assert counts[1] <= counts[0]  # the first has to connect as well
 
-        on(url, work)
+    async def test_what_changed_since_a_revision_is_known(self, catalog: Catalog) -> None:
+        await catalog.apply(DOCUMENT, ME)
+        await catalog.change([Operation(ObjectKind.USER, "u2", {"tier": "gold"})], ME)
+        await catalog.change([Operation(ObjectKind.USER, "u1", None)], ME)
+        changes = await catalog.changed_since(1)
+        assert changes is not None
+        assert changes.revision == 3
+        assert set(map(repr, changes.changes)) == {
+            repr(BodyChange(ObjectKind.USER, "u2", {"tier": "gold"})),
+            repr(BodyChange(ObjectKind.USER, "u1", None)),
+        }
+        nothing = await catalog.changed_since(3)
+        assert nothing is not None
+        assert nothing.changes == ()
+        assert await catalog.changed_since(9) is None
 
     def test_what_is_checked_alone_is_accepted_and_followed_as_if_everything_had_been_read(self, url: str) -> None:
         @settings(max_examples=15, suppress_health_check=list(HealthCheck))
         @given(st.lists(st.lists(STEPS, min_size=1, max_size=3), min_size=1, max_size=6))
         def holds(steps: list[list[BodyChange]]) -> None:
-            on(url, lambda catalog: work(catalog, steps))
+            async def within() -> None:
+                async with opened(url) as database:
+                    await work(Catalog(database), steps)
+
+            asyncio.run(within())
 
         async def work(catalog: Catalog, steps: list[list[BodyChange]]) -> None:
             await catalog.apply(RULES, ME)
@@ -396,26 +336,21 @@ class TestCatchingUp:
 
         holds()
 
-    def test_of_what_is_too_long_ago_nothing_is_said(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_of_what_is_too_long_ago_nothing_is_said(
+        self, monkeypatch: pytest.MonkeyPatch, catalog: Catalog
+    ) -> None:
         monkeypatch.setattr("headgate.admin.transaction.KEPT_CHANGES", 2)
+        await catalog.apply(DOCUMENT, ME)
+        for number in range(4):
+            await catalog.change([Operation(ObjectKind.USER, f"v{number}", {"tier": "gold"})], ME)
+        assert await catalog.changed_since(1) is None
+        assert await catalog.changed_since(3) is not None
 
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-            for number in range(4):
-                await catalog.change([Operation(ObjectKind.USER, f"v{number}", {"tier": "gold"})], ME)
-            assert await catalog.changed_since(1) is None
-            assert await catalog.changed_since(3) is not None
-
-        on(url, work)
-
-    def test_overrides_are_found_by_rule(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-            async with catalog.database.reading() as connection:
-                rows = (await connection.execute(select(overrides))).all()
-            assert [tuple(row) for row in rows] == [("u1", "a", 1_893_456_000_000_000)]
-
-        on(url, work)
+    async def test_overrides_are_found_by_rule(self, catalog: Catalog) -> None:
+        await catalog.apply(DOCUMENT, ME)
+        async with catalog.database.reading() as connection:
+            rows = (await connection.execute(select(overrides))).all()
+        assert [tuple(row) for row in rows] == [("u1", "a", 1_893_456_000_000_000)]
 
 
 class TestAudit:
@@ -437,21 +372,16 @@ class TestAudit:
         }
         assert audit.digest_of(row) == "304f17c677db6fde99cf30c593fdca69589c17dfea76ac74a1d2f653c4457c47"
 
-    def test_every_change_is_recorded_with_what_was_before_and_after(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-            await catalog.change(
-                [Operation(ObjectKind.RULE, "a", {"quota": "6/m"})], Actor("you", "request-2", "too few")
-            )
-            async with catalog.database.reading() as connection:
-                (entry,), total = await audit.page(connection, {"actor": "you"}, 0, 10)
-            assert total == 1
-            assert entry["before"] == {"id": "a", "limit": 5, "window": "1m"}
-            assert entry["after"] == {"id": "a", "limit": 6, "window": "1m"}
-            assert (entry["action"], entry["kind"], entry["subject"]) == ("update", "rule", "a")
-            assert (entry["request_id"], entry["reason"], entry["revision"]) == ("request-2", "too few", 2)
-
-        on(url, work)
+    async def test_every_change_is_recorded_with_what_was_before_and_after(self, catalog: Catalog) -> None:
+        await catalog.apply(DOCUMENT, ME)
+        await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "6/m"})], Actor("you", "request-2", "too few"))
+        async with catalog.database.reading() as connection:
+            (entry,), total = await audit.page(connection, {"actor": "you"}, 0, 10)
+        assert total == 1
+        assert entry["before"] == {"id": "a", "limit": 5, "window": "1m"}
+        assert entry["after"] == {"id": "a", "limit": 6, "window": "1m"}
+        assert (entry["action"], entry["kind"], entry["subject"]) == ("update", "rule", "a")
+        assert (entry["request_id"], entry["reason"], entry["revision"]) == ("request-2", "too few", 2)
 
     @pytest.mark.parametrize(
         ("tampering", "said"),
@@ -462,108 +392,91 @@ class TestAudit:
             ("UPDATE audit SET sequence = 99 WHERE sequence = 6", "missing"),
         ],
     )
-    def test_tampering_shows(self, url: str, tampering: str, said: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-            async with catalog.database.reading() as connection:
-                assert (await audit.verify(connection)).fault == ""
-            async with catalog.database.writing() as connection:
-                await connection.execute(text(tampering))
-            async with catalog.database.reading() as connection:
-                assert said in (await audit.verify(connection)).fault
+    async def test_tampering_shows(self, tampering: str, said: str, catalog: Catalog) -> None:
+        await catalog.apply(DOCUMENT, ME)
+        async with catalog.database.reading() as connection:
+            assert (await audit.verify(connection)).fault == ""
+        async with catalog.database.writing() as connection:
+            await connection.execute(text(tampering))
+        async with catalog.database.reading() as connection:
+            assert said in (await audit.verify(connection)).fault
 
-        on(url, work)
+    async def test_a_cut_end_shows_beside_a_digest_that_was_noted(self, catalog: Catalog) -> None:
+        await catalog.apply(DOCUMENT, ME)
+        async with catalog.database.reading() as connection:
+            noted = (await audit.verify(connection)).last
+            assert (await audit.verify(connection, noted)).fault == ""
+        async with catalog.database.writing() as connection:
+            await connection.execute(text("DELETE FROM audit WHERE sequence > 3"))
+        async with catalog.database.reading() as connection:
+            assert (await audit.verify(connection)).fault == ""
+            assert "is not in the chain" in (await audit.verify(connection, noted)).fault
 
-    def test_a_cut_end_shows_beside_a_digest_that_was_noted(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            await catalog.apply(DOCUMENT, ME)
-            async with catalog.database.reading() as connection:
-                noted = (await audit.verify(connection)).last
-                assert (await audit.verify(connection, noted)).fault == ""
-            async with catalog.database.writing() as connection:
-                await connection.execute(text("DELETE FROM audit WHERE sequence > 3"))
-            async with catalog.database.reading() as connection:
-                assert (await audit.verify(connection)).fault == ""
-                assert "is not in the chain" in (await audit.verify(connection, noted)).fault
-
-        on(url, work)
-
-    def test_old_entries_go_and_the_chain_still_holds(self, url: str) -> None:
-        async def work(catalog: Catalog) -> None:
-            day = 86_400_000_000
-            old = Catalog(catalog.database, clock=lambda: 10 * day)
-            await old.apply(DOCUMENT, ME)
-            new = Catalog(catalog.database, clock=lambda: 95 * day)
-            await new.change([Operation(ObjectKind.RULE, "c", {"quota": "1/s"})], ME)
-            async with catalog.database.exclusively() as connection:
-                assert await audit.prune(connection, 101 * day) == 0, "it removes once a day"
-                assert await audit.prune(connection, 102 * day) == 6
-                assert await audit.prune(connection, 102 * day) == 0
-            await new.change([Operation(ObjectKind.RULE, "d", {"quota": "1/s"})], ME)
-            async with catalog.database.reading() as connection:
-                chain = await audit.verify(connection)
-            assert (chain.entries, chain.fault, chain.removed) == (3, "", 6)
-            async with catalog.database.exclusively() as connection:
-                assert await audit.prune(connection, 400 * day) == 3, "the cut, too, is old some day"
-                chain = await audit.verify(connection)
-            assert (chain.entries, chain.fault, chain.removed) == (1, "", 9)
-
-        on(url, work)
+    async def test_old_entries_go_and_the_chain_still_holds(self, catalog: Catalog) -> None:
+        day = 86_400_000_000
+        old = Catalog(catalog.database, clock=lambda: 10 * day)
+        await old.apply(DOCUMENT, ME)
+        new = Catalog(catalog.database, clock=lambda: 95 * day)
+        await new.change([Operation(ObjectKind.RULE, "c", {"quota": "1/s"})], ME)
+        async with catalog.database.exclusively() as connection:
+            assert await audit.prune(connection, 101 * day) == 0, "it removes once a day"
+            assert await audit.prune(connection, 102 * day) == 6
+            assert await audit.prune(connection, 102 * day) == 0
+        await new.change([Operation(ObjectKind.RULE, "d", {"quota": "1/s"})], ME)
+        async with catalog.database.reading() as connection:
+            chain = await audit.verify(connection)
+        assert (chain.entries, chain.fault, chain.removed) == (3, "", 6)
+        async with catalog.database.exclusively() as connection:
+            assert await audit.prune(connection, 400 * day) == 3, "the cut, too, is old some day"
+            chain = await audit.verify(connection)
+        assert (chain.entries, chain.fault, chain.removed) == (1, "", 9)
 
     @pytest.mark.parametrize("cuts", [0, 1])
-    def test_a_beginning_that_the_retention_did_not_move_shows(self, url: str, cuts: int) -> None:
+    async def test_a_beginning_that_the_retention_did_not_move_shows(self, cuts: int, catalog: Catalog) -> None:
         """And goes on to show: the retention does not sign what somebody else has removed."""
         day = 86_400_000_000
+        for number in range(10):
+            at = number * 10 * day
+            change = [Operation(ObjectKind.RULE, "a", {"limit": number + 1, "window": "1s"})]
+            await Catalog(catalog.database, clock=lambda at=at: at).change(change, ME)  # type: ignore[misc]
+        async with catalog.database.exclusively() as connection:
+            assert await audit.prune(connection, 110 * day) == 2
+        async with catalog.database.reading() as connection:
+            noted = (await connection.execute(text("SELECT digest FROM audit WHERE sequence = 5"))).scalar_one()
+            assert not (await audit.verify(connection, noted)).fault
+        digest = "(SELECT digest FROM audit WHERE sequence = 6)"
+        async with catalog.database.exclusively() as connection:
+            await connection.execute(text(f"UPDATE audit_start SET sequence = 6, digest = {digest}"))  # noqa: S608
+            await connection.execute(text("DELETE FROM audit WHERE sequence <= 6"))
+            for _ in range(cuts):
+                assert await audit.prune(connection, 170 * day) == 0
+        async with catalog.database.reading() as connection:
+            said = "entries 1 to 6 are missing, and it was not the retention that removed them"
+            assert (await audit.verify(connection)).fault == said
+        async with catalog.database.exclusively() as connection:  # by whoever knows how a cut is recorded
+            start = await audit._start(connection)
+            before = {"sequence": 2, "digest": "of nothing that was"}
+            await audit.append(connection, [audit.AuditEntry("cut", "audit", "", before, start)], ME, 1, 120 * day)
+            assert "does not follow" in (await audit.verify(connection)).fault
+            await connection.execute(text("DELETE FROM audit WHERE sequence = 12"))
+            cut = (await connection.execute(text("SELECT after FROM audit WHERE sequence = 11"))).scalar_one()
+            before = cut if isinstance(cut, dict) else json.loads(cut)
+            await audit.append(connection, [audit.AuditEntry("cut", "audit", "", before, start)], ME, 1, 120 * day)
+            assert not (await audit.verify(connection)).fault, "which is why digests are noted elsewhere"
+            assert "is not in the chain" in (await audit.verify(connection, noted)).fault
 
-        async def work(catalog: Catalog) -> None:
-            for number in range(10):
-                at = number * 10 * day
-                change = [Operation(ObjectKind.RULE, "a", {"limit": number + 1, "window": "1s"})]
-                await Catalog(catalog.database, clock=lambda at=at: at).change(change, ME)  # type: ignore[misc]
-            async with catalog.database.exclusively() as connection:
-                assert await audit.prune(connection, 110 * day) == 2
-            async with catalog.database.reading() as connection:
-                noted = (await connection.execute(text("SELECT digest FROM audit WHERE sequence = 5"))).scalar_one()
-                assert not (await audit.verify(connection, noted)).fault
-            digest = "(SELECT digest FROM audit WHERE sequence = 6)"
-            async with catalog.database.exclusively() as connection:
-                await connection.execute(text(f"UPDATE audit_start SET sequence = 6, digest = {digest}"))  # noqa: S608
-                await connection.execute(text("DELETE FROM audit WHERE sequence <= 6"))
-                for _ in range(cuts):
-                    assert await audit.prune(connection, 170 * day) == 0
-            async with catalog.database.reading() as connection:
-                said = "entries 1 to 6 are missing, and it was not the retention that removed them"
-                assert (await audit.verify(connection)).fault == said
-            async with catalog.database.exclusively() as connection:  # by whoever knows how a cut is recorded
-                start = await audit._start(connection)
-                before = {"sequence": 2, "digest": "of nothing that was"}
-                await audit.append(connection, [audit.AuditEntry("cut", "audit", "", before, start)], ME, 1, 120 * day)
-                assert "does not follow" in (await audit.verify(connection)).fault
-                await connection.execute(text("DELETE FROM audit WHERE sequence = 12"))
-                cut = (await connection.execute(text("SELECT after FROM audit WHERE sequence = 11"))).scalar_one()
-                before = cut if isinstance(cut, dict) else json.loads(cut)
-                await audit.append(connection, [audit.AuditEntry("cut", "audit", "", before, start)], ME, 1, 120 * day)
-                assert not (await audit.verify(connection)).fault, "which is why digests are noted elsewhere"
-                assert "is not in the chain" in (await audit.verify(connection, noted)).fault
-
-        on(url, work)
-
-    def test_a_beginning_that_was_deleted_shows_and_hinders_nothing(self, url: str) -> None:
+    async def test_a_beginning_that_was_deleted_shows_and_hinders_nothing(self, catalog: Catalog) -> None:
         day = 86_400_000_000
-
-        async def work(catalog: Catalog) -> None:
-            for number in range(2):
-                change = [Operation(ObjectKind.RULE, "a", {"limit": number + 1, "window": "1s"})]
-                await Catalog(catalog.database, clock=lambda: 0).change(change, ME)
-            async with catalog.database.exclusively() as connection:
-                await connection.execute(text("DELETE FROM audit_start"))
-                assert await audit.prune(connection, 200 * day) == 0
-                assert "where the trail begins was deleted" in (await audit.verify(connection)).fault
-                await connection.execute(text("DELETE FROM audit"))
-                assert "where the trail begins was deleted" in (await audit.verify(connection)).fault
-            await catalog.change([Operation(ObjectKind.RULE, "a", {"limit": 9, "window": "1s"})], ME)
-
-        on(url, work)
+        for number in range(2):
+            change = [Operation(ObjectKind.RULE, "a", {"limit": number + 1, "window": "1s"})]
+            await Catalog(catalog.database, clock=lambda: 0).change(change, ME)
+        async with catalog.database.exclusively() as connection:
+            await connection.execute(text("DELETE FROM audit_start"))
+            assert await audit.prune(connection, 200 * day) == 0
+            assert "where the trail begins was deleted" in (await audit.verify(connection)).fault
+            await connection.execute(text("DELETE FROM audit"))
+            assert "where the trail begins was deleted" in (await audit.verify(connection)).fault
+        await catalog.change([Operation(ObjectKind.RULE, "a", {"limit": 9, "window": "1s"})], ME)
 
 
 _BODIES = st.fixed_dictionaries({"limit": st.integers(1, 9), "window": st.sampled_from(["1s", "1m"])})
@@ -583,23 +496,22 @@ _DOCUMENTS = st.fixed_dictionaries(
     max_examples=5, phases=(Phase.explicit, Phase.generate), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(_DOCUMENTS, min_size=1, max_size=4))
-def test_whatever_is_applied_after_whatever_is_in_force_then(url: str, documents: list[dict[str, Any]]) -> None:
-    async def work(catalog: Catalog) -> None:
-        seen = await catalog.revision()
-        for document in documents:
-            before = (await catalog.document()).document
-            await catalog.apply(document, ME)
-            revision, found = await catalog.document()
-            assert without_times(to_data(from_data(found))) == without_times(to_data(from_data(document)))
-            assert operations_between(found, document) == []
-            changes = await catalog.changed_since(seen)
-            if changes is None:  # the order of rules is another one, of which only the whole tells
-                assert revision == seen + 1
-            else:
-                assert changes.revision == revision
-                assert bool(changes.changes) == (revision != seen)
-                put(before, changes.changes)
-                assert without_times(before) == without_times(found)
-            seen = revision
-
-    on(url, work)
+async def test_whatever_is_applied_after_whatever_is_in_force_then(
+    catalog: Catalog, documents: list[dict[str, Any]]
+) -> None:
+    seen = await catalog.revision()
+    for document in documents:
+        before = (await catalog.document()).document
+        await catalog.apply(document, ME)
+        revision, found = await catalog.document()
+        assert without_times(to_data(from_data(found))) == without_times(to_data(from_data(document)))
+        assert operations_between(found, document) == []
+        changes = await catalog.changed_since(seen)
+        if changes is None:  # the order of rules is another one, of which only the whole tells
+            assert revision == seen + 1
+        else:
+            assert changes.revision == revision
+            assert bool(changes.changes) == (revision != seen)
+            put(before, changes.changes)
+            assert without_times(before) == without_times(found)
+        seen = revision

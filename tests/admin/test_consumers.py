@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-
 import pytest
 from sqlalchemy import text
 
@@ -27,71 +24,65 @@ class Clock:
         return self.now
 
 
-def on(url: str, work: Callable[[Database, Consumers, Clock], Awaitable[None]]) -> None:
-    async def main() -> None:
-        database, clock = await Database.open(url), Clock()
-        try:
-            await work(database, Consumers(database, clock), clock)
-        finally:
-            await database.close()
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
-    asyncio.run(main())
+
+@pytest.fixture
+def consumers(database: Database, clock: Clock) -> Consumers:
+    return Consumers(database, clock)
 
 
 @pytest.mark.parametrize("most", [1, 1000], ids=["all are read again", "one by one"])
-def test_what_changes_is_published_and_nothing_else_is_read_again(
-    url: str, most: int, monkeypatch: pytest.MonkeyPatch
+async def test_what_changes_is_published_and_nothing_else_is_read_again(
+    most: int, monkeypatch: pytest.MonkeyPatch, database: Database, consumers: Consumers, clock: Clock
 ) -> None:
     monkeypatch.setattr(module, "_MOST_NAMES", most)
+    published = PublishedKeys(database)
 
-    async def work(database: Database, consumers: Consumers, clock: Clock) -> None:
-        published = PublishedKeys(database)
+    async def names() -> list[str] | None:
+        found = await published.changed()
+        return None if found is None else sorted(key.consumer for key in found)
 
-        async def names() -> list[str] | None:
-            found = await published.changed()
-            return None if found is None else sorted(key.consumer for key in found)
+    assert await names() == []
+    await consumers.create("acme", ME)
+    await consumers.create("bee", ME)
+    assert await names() == ["acme", "bee"]
+    assert await names() is None
+    await AdminKeys(database).create("bot", KeyRole.VIEWER, ME)
+    assert await names() is None
+    clock.now += 1
+    await consumers.rotate("acme", ME, overlap_us=HOUR)
+    assert await names() == ["acme", "acme", "bee"]
+    await consumers.rotate("acme", ME)
+    await consumers.delete("bee", ME)
+    assert await names() == ["acme"]
+    await consumers.revoke("acme", ME)
+    assert await names() == []
+    published.forget()
+    assert await names() == []
 
-        assert await names() == []
+
+async def test_a_consumer_has_one_key_which_ends_when_it_should(
+    database: Database, consumers: Consumers, clock: Clock
+) -> None:
+    made = await consumers.create("acme", ME, tenant="big", expires_at=clock.now + 2 * HOUR)
+    with pytest.raises(UsageError, match="has a key: rotate it"):
         await consumers.create("acme", ME)
-        await consumers.create("bee", ME)
-        assert await names() == ["acme", "bee"]
-        assert await names() is None
-        await AdminKeys(database).create("bot", KeyRole.VIEWER, ME)
-        assert await names() is None
-        clock.now += 1
-        await consumers.rotate("acme", ME, overlap_us=HOUR)
-        assert await names() == ["acme", "acme", "bee"]
+    clock.now += 1
+    newer = await consumers.rotate("acme", ME, overlap_us=24 * HOUR)
+    old, new = (await consumers.get("acme")).keys
+    assert (old.id, old.expires_at, new) == (made.key.id, made.key.expires_at, newer.key)
+    assert (new.tenant, new.expires_at) == ("big", made.key.expires_at)
+    clock.now += 3 * HOUR
+    with pytest.raises(UsageError, match="has no key any more"):
         await consumers.rotate("acme", ME)
-        await consumers.delete("bee", ME)
-        assert await names() == ["acme"]
-        await consumers.revoke("acme", ME)
-        assert await names() == []
-        published.forget()
-        assert await names() == []
-
-    on(url, work)
-
-
-def test_a_consumer_has_one_key_which_ends_when_it_should(url: str) -> None:
-    async def work(database: Database, consumers: Consumers, clock: Clock) -> None:
-        made = await consumers.create("acme", ME, tenant="big", expires_at=clock.now + 2 * HOUR)
-        with pytest.raises(UsageError, match="has a key: rotate it"):
-            await consumers.create("acme", ME)
-        clock.now += 1
-        newer = await consumers.rotate("acme", ME, overlap_us=24 * HOUR)
-        old, new = (await consumers.get("acme")).keys
-        assert (old.id, old.expires_at, new) == (made.key.id, made.key.expires_at, newer.key)
-        assert (new.tenant, new.expires_at) == ("big", made.key.expires_at)
-        clock.now += 3 * HOUR
-        with pytest.raises(UsageError, match="has no key any more"):
-            await consumers.rotate("acme", ME)
-        await consumers.create("acme", ME)
-        async with database.reading() as connection:
-            for table in ("consumer_keys", "audit"):
-                rows = repr((await connection.execute(text(f"SELECT * FROM {table}"))).all())  # noqa: S608  from above
-                assert made.text.split("_", 2)[2] not in rows
-        for action in (consumers.get, lambda name: consumers.revoke(name, ME), lambda name: consumers.delete(name, ME)):
-            with pytest.raises(UnknownObject, match="there is no consumer 'nobody'"):
-                await action("nobody")
-
-    on(url, work)
+    await consumers.create("acme", ME)
+    async with database.reading() as connection:
+        for table in ("consumer_keys", "audit"):
+            rows = repr((await connection.execute(text(f"SELECT * FROM {table}"))).all())  # noqa: S608  from above
+            assert made.text.split("_", 2)[2] not in rows
+    for action in (consumers.get, lambda name: consumers.revoke(name, ME), lambda name: consumers.delete(name, ME)):
+        with pytest.raises(UnknownObject, match="there is no consumer 'nobody'"):
+            await action("nobody")

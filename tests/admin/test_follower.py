@@ -54,23 +54,20 @@ async def comes(folder: Path, revision: int) -> dict[str, Any]:
     return SnapshotReader(folder).read().document
 
 
-def test_changes_reach_the_files(url: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with followed(url, tmp_path) as (catalog, _):
-            other = Catalog(await Database.open(url))  # as on another machine
-            await other.apply(DOCUMENT, ME)
-            assert (await comes(tmp_path, 1))["rules"][0]["limit"] == 5
-            await other.change([Operation(ObjectKind.USER, "u", {"tier": "gold"})], ME)
-            assert (await comes(tmp_path, 2))["users"] == {"u": {"tier": "gold"}}
-            await other.change([Operation(ObjectKind.RULE, "a", {"quota": "9/m"})], ME)
-            assert (await comes(tmp_path, 3))["rules"][0]["limit"] == 9
-            await other.change([Operation(ObjectKind.RULE, "a", None)], ME)
-            assert (await comes(tmp_path, 4))["rules"] == []
-            await other.database.close()
-            (node,) = await nodes_of(catalog.database, time.time_ns() // 1000)
-            assert node.error == ""
-
-    asyncio.run(main())
+async def test_changes_reach_the_files(url: str, tmp_path: Path) -> None:
+    async with followed(url, tmp_path) as (catalog, _):
+        other = Catalog(await Database.open(url))  # as on another machine
+        await other.apply(DOCUMENT, ME)
+        assert (await comes(tmp_path, 1))["rules"][0]["limit"] == 5
+        await other.change([Operation(ObjectKind.USER, "u", {"tier": "gold"})], ME)
+        assert (await comes(tmp_path, 2))["users"] == {"u": {"tier": "gold"}}
+        await other.change([Operation(ObjectKind.RULE, "a", {"quota": "9/m"})], ME)
+        assert (await comes(tmp_path, 3))["rules"][0]["limit"] == 9
+        await other.change([Operation(ObjectKind.RULE, "a", None)], ME)
+        assert (await comes(tmp_path, 4))["rules"] == []
+        await other.database.close()
+        (node,) = await nodes_of(catalog.database, time.time_ns() // 1000)
+        assert node.error == ""
 
 
 def test_a_change_is_checked_once_in_the_service_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,80 +94,67 @@ def test_a_change_is_checked_once_in_the_service_that_made_it(tmp_path: Path, mo
     asyncio.run(main())
 
 
-def test_who_is_too_far_behind_reads_everything(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_too_far_behind_reads_everything(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headgate.admin.transaction.KEPT_CHANGES", 1)
-
-    async def main() -> None:
-        async with followed(url, tmp_path):
-            pass
-        database = await Database.open(url)
-        await Catalog(database).apply(DOCUMENT, ME)
-        for number in range(3):
-            await Catalog(database).change([Operation(ObjectKind.USER, f"u{number}", {"tier": "gold"})], ME)
-        await database.close()
-        async with followed(url, tmp_path):
-            assert len((await comes(tmp_path, 4))["users"]) == 3
-
-    asyncio.run(main())
+    async with followed(url, tmp_path):
+        pass
+    database = await Database.open(url)
+    await Catalog(database).apply(DOCUMENT, ME)
+    for number in range(3):
+        await Catalog(database).change([Operation(ObjectKind.USER, f"u{number}", {"tier": "gold"})], ME)
+    await database.close()
+    async with followed(url, tmp_path):
+        assert len((await comes(tmp_path, 4))["users"]) == 3
 
 
-def test_a_row_that_cannot_be_used_changes_nothing_and_is_said(url: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with followed(url, tmp_path) as (catalog, follower):
-            await catalog.apply(DOCUMENT, ME)
-            await comes(tmp_path, 1)
-            async with catalog.database.writing() as connection:
-                await connection.execute(text('UPDATE rules SET body = \'{"id": "a", "limit": "many"}\''))
-                await connection.execute(text("UPDATE revision SET number = 2"))
-                await connection.execute(text("INSERT INTO changes VALUES (2, 'rule', 'a')"))
-            await until(lambda: follower.error)
-            assert "many" in follower.error
-            assert SnapshotReader(tmp_path).read().revision == 1
-            await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "9/m"})], ME)
-            assert (await comes(tmp_path, 3))["rules"][0]["limit"] == 9
-            await until(lambda: not follower.error)
-
-    asyncio.run(main())
+async def test_a_row_that_cannot_be_used_changes_nothing_and_is_said(url: str, tmp_path: Path) -> None:
+    async with followed(url, tmp_path) as (catalog, follower):
+        await catalog.apply(DOCUMENT, ME)
+        await comes(tmp_path, 1)
+        async with catalog.database.writing() as connection:
+            await connection.execute(text('UPDATE rules SET body = \'{"id": "a", "limit": "many"}\''))
+            await connection.execute(text("UPDATE revision SET number = 2"))
+            await connection.execute(text("INSERT INTO changes VALUES (2, 'rule', 'a')"))
+        await until(lambda: follower.error)
+        assert "many" in follower.error
+        assert SnapshotReader(tmp_path).read().revision == 1
+        await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "9/m"})], ME)
+        assert (await comes(tmp_path, 3))["rules"][0]["limit"] == 9
+        await until(lambda: not follower.error)
 
 
-def test_files_that_cannot_be_written_end_nothing(url: str, tmp_path: Path) -> None:
+async def test_files_that_cannot_be_written_end_nothing(url: str, tmp_path: Path) -> None:
     folder, elsewhere = tmp_path / "rules", tmp_path / "elsewhere"
     folder.mkdir()
-
-    async def main() -> None:
-        async with followed(url, folder) as (catalog, follower):
-            await catalog.apply(DOCUMENT, ME)
-            await until(lambda: follower.revision == 1)
-            folder.rename(elsewhere)
-            await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "9/m"})], ME)
-            await until(lambda: "No such file" in follower.error)
-            assert follower.revision == 1
-            elsewhere.rename(folder)
-            assert (await comes(folder, 2))["rules"][0]["limit"] == 9
-            await until(lambda: not follower.error)
-
-    asyncio.run(main())
+    async with followed(url, folder) as (catalog, follower):
+        await catalog.apply(DOCUMENT, ME)
+        await until(lambda: follower.revision == 1)
+        folder.rename(elsewhere)
+        await catalog.change([Operation(ObjectKind.RULE, "a", {"quota": "9/m"})], ME)
+        await until(lambda: "No such file" in follower.error)
+        assert follower.revision == 1
+        elsewhere.rename(folder)
+        assert (await comes(folder, 2))["rules"][0]["limit"] == 9
+        await until(lambda: not follower.error)
 
 
-def test_a_server_that_dies_is_followed_again_when_it_is_back(postgres: PostgresServer, tmp_path: Path) -> None:
+async def test_a_server_that_dies_is_followed_again_when_it_is_back(postgres: PostgresServer, tmp_path: Path) -> None:
     url = postgres.database()
-
-    async def main() -> None:
-        async with followed(url, tmp_path) as (catalog, follower):
-            await catalog.apply(DOCUMENT, ME)
-            await comes(tmp_path, 1)
-            postgres.stop(signal.SIGQUIT)
-            try:
-                await until(lambda: "cannot be reached" in follower.error)
-                with pytest.raises(DatabaseError):
-                    await catalog.change([Operation(ObjectKind.USER, "u", {"tier": "gold"})], ME)
-                assert SnapshotReader(tmp_path).read().revision == 1
-            finally:
-                postgres.start()
-            await catalog.change([Operation(ObjectKind.USER, "u", {"tier": "gold"})], ME)
-            await comes(tmp_path, 2)
-
-    asyncio.run(main())
+    async with followed(url, tmp_path) as (catalog, follower):
+        await catalog.apply(DOCUMENT, ME)
+        await comes(tmp_path, 1)
+        postgres.stop(signal.SIGQUIT)
+        try:
+            await until(lambda: "cannot be reached" in follower.error)
+            with pytest.raises(DatabaseError):
+                await catalog.change([Operation(ObjectKind.USER, "u", {"tier": "gold"})], ME)
+            assert SnapshotReader(tmp_path).read().revision == 1
+        finally:
+            postgres.start()
+        await catalog.change([Operation(ObjectKind.USER, "u", {"tier": "gold"})], ME)
+        await comes(tmp_path, 2)
 
 
 def test_a_database_that_is_away_is_looked_for_within_a_second(
@@ -201,39 +185,31 @@ def test_a_database_that_is_away_is_looked_for_within_a_second(
     assert max(pauses) < 1
 
 
-def test_lost_words_cost_a_moment_not_a_change(
+async def test_lost_words_cost_a_moment_not_a_change(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "CHANNEL", "another-channel")
-
-    async def main() -> None:
-        async with followed(postgres.database(), tmp_path) as (catalog, _):
-            await catalog.apply(DOCUMENT, ME)
-            await comes(tmp_path, 1)
-
-    asyncio.run(main())
+    async with followed(postgres.database(), tmp_path) as (catalog, _):
+        await catalog.apply(DOCUMENT, ME)
+        await comes(tmp_path, 1)
 
 
-def test_a_service_begins_with_the_last_good_rules_while_the_database_is_away(
+async def test_a_service_begins_with_the_last_good_rules_while_the_database_is_away(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
     url = postgres.database()
-
-    async def main() -> None:
-        async with followed(url, tmp_path) as (catalog, _):
-            await catalog.apply(DOCUMENT, ME)
-            await comes(tmp_path, 1)
-        postgres.stop()
-        try:
-            follower = Follower(Catalog(Database(url)), tmp_path)
-            await follower.begin()
-            assert follower.revision == 1
-            assert "cannot be reached" in follower.error
-            empty = tmp_path / "empty"
-            empty.mkdir()
-            with pytest.raises(DatabaseError, match="cannot be reached"):
-                await Follower(Catalog(Database(url)), empty).begin()
-        finally:
-            postgres.start()
-
-    asyncio.run(main())
+    async with followed(url, tmp_path) as (catalog, _):
+        await catalog.apply(DOCUMENT, ME)
+        await comes(tmp_path, 1)
+    postgres.stop()
+    try:
+        follower = Follower(Catalog(Database(url)), tmp_path)
+        await follower.begin()
+        assert follower.revision == 1
+        assert "cannot be reached" in follower.error
+        empty = tmp_path / "empty"
+        empty.mkdir()
+        with pytest.raises(DatabaseError, match="cannot be reached"):
+            await Follower(Catalog(Database(url)), empty).begin()
+    finally:
+        postgres.start()

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -60,73 +60,56 @@ async def exchanged(address: tuple[str, int], *parts: bytes) -> tuple[bytes, byt
     return head, body
 
 
-def during(work: Callable[[tuple[str, int]], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with answering() as address:
-            await work(address)
-
-    asyncio.run(main())
+@pytest.fixture
+async def address() -> AsyncIterator[tuple[str, int]]:
+    async with answering() as address:
+        yield address
 
 
 @pytest.mark.parametrize(
     "begun", [b"", b"G", QUESTION, QUESTION + b"x-slow: "], ids=["silent", "line", "head", "field"]
 )
-def test_a_head_that_does_not_end_is_refused(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_head_that_does_not_end_is_refused(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch, address: tuple[str, int]
+) -> None:
     monkeypatch.setattr(listener, "HEAD_TIMEOUT", 0.2)
-
-    async def work(address: tuple[str, int]) -> None:
-        head, body = await exchanged(address, begun)
-        assert head.startswith(b"HTTP/1.1 408 ")
-        assert json.loads(body)["status"] == 408
-
-    during(work)
+    head, body = await exchanged(address, begun)
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(body)["status"] == 408
 
 
-def test_so_is_the_head_of_a_second_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(address: tuple[str, int]) -> None:
-        reader, writer = await asyncio.open_connection(*address)
-        writer.write(QUESTION + b"\r\n")
-        assert (await reader.readuntil(b"\r\n\r\n0")).startswith(b"HTTP/1.1 200 ")
-        monkeypatch.setattr(listener, "HEAD_TIMEOUT", 0.2)  # from the first byte of the next one
-        writer.write(b"GET /")
-        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
-        writer.close()
-
-    during(work)
+async def test_so_is_the_head_of_a_second_request(monkeypatch: pytest.MonkeyPatch, address: tuple[str, int]) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(QUESTION + b"\r\n")
+    assert (await reader.readuntil(b"\r\n\r\n0")).startswith(b"HTTP/1.1 200 ")
+    monkeypatch.setattr(listener, "HEAD_TIMEOUT", 0.2)  # from the first byte of the next one
+    writer.write(b"GET /")
+    assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+    writer.close()
 
 
 @pytest.mark.parametrize("fields", [b"x-a: ", b"x-a: b\r\n" * 1000 + b"x-b: "], ids=["one field", "many"])
-def test_a_head_that_is_too_long_is_refused(fields: bytes) -> None:
+async def test_a_head_that_is_too_long_is_refused(fields: bytes, address: tuple[str, int]) -> None:
     """Only what is sent up to the last byte that is too much: otherwise the answer may be lost with the connection."""
-
-    async def work(address: tuple[str, int]) -> None:
-        begun = QUESTION + fields
-        head, body = await exchanged(address, begun, b"a" * (listener.HEAD_BYTES + 1 - len(begun)))
-        assert head.startswith(b"HTTP/1.1 431 ")
-        assert json.loads(body)["status"] == 431
-
-    during(work)
+    begun = QUESTION + fields
+    head, body = await exchanged(address, begun, b"a" * (listener.HEAD_BYTES + 1 - len(begun)))
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(body)["status"] == 431
 
 
-def test_a_long_body_is_not_a_long_head() -> None:
-    async def work(address: tuple[str, int]) -> None:
-        size = 300_000
-        length = b"connection: close\r\ncontent-length: %d\r\n\r\n" % size
-        head, body = await exchanged(address, QUESTION + length, *[b"a" * 50_000] * 6)
-        assert head.startswith(b"HTTP/1.1 200 ")
-        assert body == b"300000"
-
-    during(work)
+async def test_a_long_body_is_not_a_long_head(address: tuple[str, int]) -> None:
+    size = 300_000
+    length = b"connection: close\r\ncontent-length: %d\r\n\r\n" % size
+    head, body = await exchanged(address, QUESTION + length, *[b"a" * 50_000] * 6)
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert body == b"300000"
 
 
-def test_what_is_not_http_gets_a_problem_document() -> None:
-    async def work(address: tuple[str, int]) -> None:
-        head, body = await exchanged(address, b"\x16\x03\x01 what\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 400 ")
-        assert b"application/problem+json" in head
-        assert json.loads(body)["title"] == "Bad Request"
-
-    during(work)
+async def test_what_is_not_http_gets_a_problem_document(address: tuple[str, int]) -> None:
+    head, body = await exchanged(address, b"\x16\x03\x01 what\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"application/problem+json" in head
+    assert json.loads(body)["title"] == "Bad Request"
 
 
 def test_it_begins_again_after_a_failure(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -169,7 +152,7 @@ def test_a_client_is_where_its_connection_comes_from() -> None:
     assert seen == [("127.0.0.1", "http")]
 
 
-def test_connections_without_a_key_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_without_a_key_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest of them makes room, and one that has shown its key stays."""
     for name in ("KEEP_ALIVE", "KEEP_ALIVE_WITHOUT_KEY"):
         monkeypatch.setattr(listener, name, 600)
@@ -185,19 +168,16 @@ def test_connections_without_a_key_keep_nobody_out(monkeypatch: pytest.MonkeyPat
         stream[1].write(request)
         assert (await stream[0].readuntil(b"\r\n\r\n0")).startswith(b"HTTP/1.1 200 ")
 
-    async def main() -> None:
-        async with answering(lambda: Gatekeeper(application, AdminKeys(None, KEY))) as address:
-            operator = await answered(address, keyed)
-            crowd = [await answered(address, public, f"127.0.0.{2 + number % 8}") for number in range(400)]
-            await again(operator, keyed)
-            late = await answered(address, keyed)
-            near = [await answered(address, public, "127.0.0.77") for _ in range(listener.MOST_OF_ADDRESS + 9)]
-            for reader, _ in (*crowd[: -listener.MOST_WITHOUT_KEY], *near[:9]):
-                with suppress(ConnectionError):
-                    assert not await reader.read()  # it is closed
-            for stream in (operator, late):
-                await again(stream, keyed)
-            for _, writer in (operator, late, *crowd, *near):
-                writer.close()
-
-    asyncio.run(main())
+    async with answering(lambda: Gatekeeper(application, AdminKeys(None, KEY))) as address:
+        operator = await answered(address, keyed)
+        crowd = [await answered(address, public, f"127.0.0.{2 + number % 8}") for number in range(400)]
+        await again(operator, keyed)
+        late = await answered(address, keyed)
+        near = [await answered(address, public, "127.0.0.77") for _ in range(listener.MOST_OF_ADDRESS + 9)]
+        for reader, _ in (*crowd[: -listener.MOST_WITHOUT_KEY], *near[:9]):
+            with suppress(ConnectionError):
+                assert not await reader.read()  # it is closed
+        for stream in (operator, late):
+            await again(stream, keyed)
+        for _, writer in (operator, late, *crowd, *near):
+            writer.close()

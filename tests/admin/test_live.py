@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from headgate.observe.recorder import Recorder
 from tests.admin.test_fleet import Fleet, FleetService
 from tests.postgres import PostgresServer
 from tests.server.process.service import SECONDS, Clients
-from tests.servers import RedisServer, redis_server, until
+from tests.servers import RedisServer, until
 
 RULES = {
     "version": 1,
@@ -82,72 +81,63 @@ class Told:
             return len((await connection.execute(select(figures).where(figures.c.id != WATCHED))).all())
 
 
-def test_services_write_only_while_somebody_looks(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_services_write_only_while_somebody_looks(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "CACHED", 0.0)
     monkeypatch.setattr(live, "SLOW", SECONDS)
-
-    async def main() -> None:
-        database = await Database.open(url)
-        told = Told(database, 2)
-        await told.looks()
-        assert await told.rows() == 0
-        await told.all[0].fleet()
-        await told.looks()
-        assert await told.rows() == 2
-        for recorder in told.recorders:
-            recorder.looked(1000)  # takes nothing, and is no request
-            recorder._time("orders", 1000)
-        await told.looks()
-        for each in told.all:
-            shown = overview(await each.fleet())
-            assert (shown["scope"], shown["nodes"]["reporting"]) == ("fleet", 1)  # that reports itself: none follows
-            assert shown["rates"]["allowed"] == pytest.approx(1 / 5)
-        told.now += live.WATCHED_US + 1
-        for each in told.all:
-            await each.look()
-            await each.write(database)
-        async with database.reading() as connection:
-            newest = (await connection.execute(select(figures.c.at).where(figures.c.id != WATCHED))).scalars()
-            assert max(newest) < told.now - live.WATCHED_US, "nobody looks any more"
-        for each in told.all:
-            await each.finish()
-        await database.close()
-
-    asyncio.run(main())
+    database = await Database.open(url)
+    told = Told(database, 2)
+    await told.looks()
+    assert await told.rows() == 0
+    await told.all[0].fleet()
+    await told.looks()
+    assert await told.rows() == 2
+    for recorder in told.recorders:
+        recorder.looked(1000)  # takes nothing, and is no request
+        recorder._time("orders", 1000)
+    await told.looks()
+    for each in told.all:
+        shown = overview(await each.fleet())
+        assert (shown["scope"], shown["nodes"]["reporting"]) == ("fleet", 1)  # that reports itself: none follows
+        assert shown["rates"]["allowed"] == pytest.approx(1 / 5)
+    told.now += live.WATCHED_US + 1
+    for each in told.all:
+        await each.look()
+        await each.write(database)
+    async with database.reading() as connection:
+        newest = (await connection.execute(select(figures.c.at).where(figures.c.id != WATCHED))).scalars()
+        assert max(newest) < told.now - live.WATCHED_US, "nobody looks any more"
+    for each in told.all:
+        await each.finish()
+    await database.close()
 
 
-def test_without_a_database_a_node_shows_itself_and_says_why() -> None:
-    async def main() -> None:
-        told = Told(None, 1)
-        await told.looks()
-        told.recorders[0]._time("orders", 1000)
-        await told.looks()
-        shown = overview(await told.all[0].fleet())
-        assert (shown["scope"], shown["rates"]["allowed"]) == ("node", 0.4)
-        assert "rules come from a file" in shown["reason"]
-        assert shown["attention"] == []
-
-    asyncio.run(main())
+async def test_without_a_database_a_node_shows_itself_and_says_why() -> None:
+    told = Told(None, 1)
+    await told.looks()
+    told.recorders[0]._time("orders", 1000)
+    await told.looks()
+    shown = overview(await told.all[0].fleet())
+    assert (shown["scope"], shown["rates"]["allowed"]) == ("node", 0.4)
+    assert "rules come from a file" in shown["reason"]
+    assert shown["attention"] == []
 
 
-def test_a_database_that_hangs_keeps_nobody_waiting(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_database_that_hangs_keeps_nobody_waiting(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "SLOW", 0.2)
     monkeypatch.setattr(live, "CACHED", 0.0)
-
-    async def main() -> None:
-        database = await Database.open(postgres.database())
-        told = Told(database, 1)
-        async with database.writing() as connection:
-            await connection.execute(text("LOCK TABLE figures"))
-            shown = overview(await told.all[0].fleet())
-            assert (shown["scope"], shown["reason"]) == ("node", "the database does not answer in time")
-            assert kinds(shown) == {"database"}
-        monkeypatch.setattr(live, "SLOW", SECONDS)
-        assert overview(await told.all[0].fleet())["scope"] == "fleet"
-        await told.all[0].finish()
-        await database.close()
-
-    asyncio.run(main())
+    database = await Database.open(postgres.database())
+    told = Told(database, 1)
+    async with database.writing() as connection:
+        await connection.execute(text("LOCK TABLE figures"))
+        shown = overview(await told.all[0].fleet())
+        assert (shown["scope"], shown["reason"]) == ("node", "the database does not answer in time")
+        assert kinds(shown) == {"database"}
+    monkeypatch.setattr(live, "SLOW", SECONDS)
+    assert overview(await told.all[0].fleet())["scope"] == "fleet"
+    await told.all[0].finish()
+    await database.close()
 
 
 def test_nodes_that_count_in_memory_or_differ_need_attention() -> None:
@@ -171,12 +161,6 @@ def test_nodes_that_count_in_memory_or_differ_need_attention() -> None:
     ]
     assert "limit is missing" in shown["attention"][1]["why"]
     assert [each["state"] for each in shown["nodes"]["items"]] == ["ok", "behind"]
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

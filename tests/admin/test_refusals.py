@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from headgate.admin.refusals import RefusalLog, prune
 from headgate.core.calendar import DAY_US
 from headgate.observe.logs import Principals
 from headgate.observe.refusals import Refusal, shown_as
-from tests.postgres import PostgresServer
 
 HOUR_US = 3_600_000_000
 NOW = 100 * DAY_US + HOUR_US
@@ -48,108 +45,80 @@ class Node:
         return (await self.log.page(filters, step, 0, 1000))[0]
 
 
-def on(url: str, work: Callable[[Database], Awaitable[None]]) -> None:
-    async def main() -> None:
-        database = await Database.open(url)
-        try:
-            await work(database)
-        finally:
-            await database.close()
-
-    asyncio.run(main())
-
-
 def counts(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
     return [(row["rule_id"], row["count"]) for row in rows]
 
 
-def test_nodes_write_and_any_of_them_finds_a_caller_by_name_or_digest(url: str) -> None:
-    async def work(database: Database) -> None:
-        one, other = Node(database), Node(database)
-        await one.writes(refusal("42", count=7), refusal("7", ip="192.0.2.1"))
-        await other.writes(refusal("42", NOW + 1, rule="search"))
-        await other.writes(refusal("42", NOW + 2, ip="2001:db8::/64"))
-        for node in (one, other):
-            assert counts(await node.has(user="42")) == [("orders", 1), ("search", 1), ("orders", 7)]
-            assert counts(await node.has(user=shown("42"), rule="orders")) == [("orders", 1), ("orders", 7)]
-            assert counts(await node.has(principal="7")) == [("orders", 1)]
-            assert counts(await node.has(ip="2001:db8::9")) == [("orders", 1)]
-            assert counts(await node.has(step="hour", user="42")) == [("orders", 8), ("search", 1)]
-            assert await node.has(user="nobody") == []
-
-    on(url, work)
+async def test_nodes_write_and_any_of_them_finds_a_caller_by_name_or_digest(database: Database) -> None:
+    one, other = Node(database), Node(database)
+    await one.writes(refusal("42", count=7), refusal("7", ip="192.0.2.1"))
+    await other.writes(refusal("42", NOW + 1, rule="search"))
+    await other.writes(refusal("42", NOW + 2, ip="2001:db8::/64"))
+    for node in (one, other):
+        assert counts(await node.has(user="42")) == [("orders", 1), ("search", 1), ("orders", 7)]
+        assert counts(await node.has(user=shown("42"), rule="orders")) == [("orders", 1), ("orders", 7)]
+        assert counts(await node.has(principal="7")) == [("orders", 1)]
+        assert counts(await node.has(ip="2001:db8::9")) == [("orders", 1)]
+        assert counts(await node.has(step="hour", user="42")) == [("orders", 8), ("search", 1)]
+        assert await node.has(user="nobody") == []
 
 
-def test_without_a_database_the_node_keeps_its_own() -> None:
-    async def work() -> None:
-        node = Node(None)
-        await node.writes(*(refusal(str(number), NOW + number) for number in range(refusals.MOST_WAITING + 9)))
-        node.new.append(refusal("42", NOW + DAY_US, count=3))
-        node.new.append(refusal("42", NOW - DAY_US - 1))
-        assert counts(await node.has(user="42")) == [("orders", 3), ("orders", 1)]
-        assert counts(await node.has(user="42", rule="search")) == []
-        assert sum(count for _, count in counts(await node.has(step="hour", user="42"))) == 4
-        assert await node.has(user="0") == []
-
-    asyncio.run(work())
+async def test_without_a_database_the_node_keeps_its_own() -> None:
+    node = Node(None)
+    await node.writes(*(refusal(str(number), NOW + number) for number in range(refusals.MOST_WAITING + 9)))
+    node.new.append(refusal("42", NOW + DAY_US, count=3))
+    node.new.append(refusal("42", NOW - DAY_US - 1))
+    assert counts(await node.has(user="42")) == [("orders", 3), ("orders", 1)]
+    assert counts(await node.has(user="42", rule="search")) == []
+    assert sum(count for _, count in counts(await node.has(step="hour", user="42"))) == 4
+    assert await node.has(user="0") == []
 
 
-def test_what_waits_for_the_database_is_bounded_and_written_once(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def work(database: Database) -> None:
-        node = Node(database)
-        await database.downgrade("0005")  # nothing can be written
-        await node.writes(*(refusal(str(number)) for number in range(1000)))
-        await node.writes(*(refusal(str(number)) for number in range(refusals.MOST_WAITING + 5)))
-        await database.upgrade()
-        await node.writes()
-        await node.writes()
-        rows, total = await node.log.page({}, "each", 0, 1)
-        assert (len(rows), total) == (1, refusals.MOST_WAITING + 1000)
-
-    on(url, work)
+async def test_what_waits_for_the_database_is_bounded_and_written_once(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(database)
+    await database.downgrade("0005")  # nothing can be written
+    await node.writes(*(refusal(str(number)) for number in range(1000)))
+    await node.writes(*(refusal(str(number)) for number in range(refusals.MOST_WAITING + 5)))
+    await database.upgrade()
+    await node.writes()
+    await node.writes()
+    rows, total = await node.log.page({}, "each", 0, 1)
+    assert (len(rows), total) == (1, refusals.MOST_WAITING + 1000)
     assert [line for line in caplog.messages if "refusals" in line and "lost" in line] == [
         "5 refusals were lost: the database was unavailable for too long"
     ]
 
 
-def test_retention_is_a_day_and_sums_stay_as_long_as_the_audit_trail(url: str) -> None:
-    async def work(database: Database) -> None:
-        node = Node(database)
-        await node.writes(
-            refusal("old", NOW - DAY_US - 1), refusal("older", NOW - 90 * DAY_US - HOUR_US), refusal("42")
-        )
-        async with database.exclusively() as connection:
-            await prune(connection, NOW, 90)
-        assert len(await node.has()) == 1
-        assert len(await node.has(step="hour")) == 2
-        assert len(await node.has(step="hour", user="old")) == 1
-
-    on(url, work)
+async def test_retention_is_a_day_and_sums_stay_as_long_as_the_audit_trail(database: Database) -> None:
+    node = Node(database)
+    await node.writes(refusal("old", NOW - DAY_US - 1), refusal("older", NOW - 90 * DAY_US - HOUR_US), refusal("42"))
+    async with database.exclusively() as connection:
+        await prune(connection, NOW, 90)
+    assert len(await node.has()) == 1
+    assert len(await node.has(step="hour")) == 2
+    assert len(await node.has(step="hour", user="old")) == 1
 
 
-def test_above_the_bound_those_with_most_refusals_lose_them_first(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_above_the_bound_those_with_most_refusals_lose_them_first(
+    monkeypatch: pytest.MonkeyPatch, database: Database
+) -> None:
     monkeypatch.setattr(refusals, "MOST_ROWS", 100)
     monkeypatch.setattr(refusals, "PRUNED_AFTER", 400)
-
-    async def work(database: Database) -> None:
-        node = Node(database)
-        await node.writes(refusal("42"))
-        await node.writes(*(refusal("flood", NOW + number) for number in range(900)))
-        assert len(await node.has(user="42")) == 1
-        assert [row["at"] for row in await node.has(user="flood")] == [NOW + 899 - each for each in range(64)]
-        assert counts(await node.has(step="hour", user="flood")) == [("orders", 900)]
-        await node.writes(*(refusal(f"each {number}", NOW + HOUR_US * number) for number in range(900)))
-        assert len(await node.has()) == 100
-        assert len(await node.has(step="hour")) == 100
-
-    on(url, work)
+    node = Node(database)
+    await node.writes(refusal("42"))
+    await node.writes(*(refusal("flood", NOW + number) for number in range(900)))
+    assert len(await node.has(user="42")) == 1
+    assert [row["at"] for row in await node.has(user="flood")] == [NOW + 899 - each for each in range(64)]
+    assert counts(await node.has(step="hour", user="flood")) == [("orders", 900)]
+    await node.writes(*(refusal(f"each {number}", NOW + HOUR_US * number) for number in range(900)))
+    assert len(await node.has()) == 100
+    assert len(await node.has(step="hour")) == 100
 
 
-def test_a_page_says_how_many_there_are(postgres: PostgresServer) -> None:
-    async def work(database: Database) -> None:
-        node = Node(database)
-        await node.writes(*(refusal("42", NOW + number) for number in range(5)))
-        rows, total = await node.log.page({"since": NOW + 1, "until": NOW + 4}, "each", 1, 1)
-        assert ([row["at"] for row in rows], total) == ([NOW + 2], 3)
-
-    on(postgres.database(), work)
+async def test_a_page_says_how_many_there_are(database: Database) -> None:
+    node = Node(database)
+    await node.writes(*(refusal("42", NOW + number) for number in range(5)))
+    rows, total = await node.log.page({"since": NOW + 1, "until": NOW + 4}, "each", 1, 1)
+    assert ([row["at"] for row in rows], total) == ([NOW + 2], 3)

@@ -21,7 +21,7 @@ from headgate.admin.keys import AdminKeys
 from headgate.admin.service import AdminService
 from headgate.engine import AsyncEngine
 from headgate.policy.loading import from_data
-from tests.admin.test_api import DOCUMENT
+from tests.admin.planes import DOCUMENT
 from tests.servers import until
 
 KEY = "the-operator-s-own-key"

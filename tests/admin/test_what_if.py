@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections import Counter
@@ -33,8 +32,7 @@ from headgate.observe.recorder import Recorder
 from headgate.policy.loading import from_data, rule_from_data
 from headgate.policy.request import Request
 from headgate.server.decisions import Decisions
-from tests.admin.test_api import DOCUMENT, plane
-from tests.admin.test_usage import opened
+from tests.admin.planes import DOCUMENT, Admin, opened, plane
 
 NOON = 1_800_000_000_000_000 // DAY_US * DAY_US + 12 * HOUR_US
 
@@ -139,119 +137,95 @@ async def folded(database: Database, now: int) -> tuple[int, int, int]:
 
 
 class TestKeeping:
-    def test_what_few_principals_ask_several_services_for_is_known_exactly(self, url: str) -> None:
-        async def main() -> None:
-            chance, traffic = random.Random(1), Traffic(4)
-            for seed in range(3):
-                traffic.window({f"user-{each}": chance.choice((1, 3, 40, 300)) for each in range(60)}, seed)
-            async with opened(url) as database:
-                await added(database, traffic.taken())
-                for limit in (1, 5, 39, 63):
-                    assert (await found(database, limit)).refused == traffic.refused(limit)
-                before = [await found(database, limit) for limit in (1, 5, 299, 1000)]
-                assert await folded(database, NOON + MINUTE_US) == (3, 180, 0)  # nothing is over for long
-                late = NOON + 3 * MINUTE_US + 2 * LATE_US
-                assert await folded(database, late - 1) == (1, 60, 4)
-                assert [await found(database, limit) for limit in (1, 5, 299, 1000)] == before
-                assert await folded(database, late) == (0, 0, 4)
-                assert [await found(database, limit) for limit in (1, 5, 299, 1000)] == before
+    async def test_what_few_principals_ask_several_services_for_is_known_exactly(self, url: str) -> None:
+        chance, traffic = random.Random(1), Traffic(4)
+        for seed in range(3):
+            traffic.window({f"user-{each}": chance.choice((1, 3, 40, 300)) for each in range(60)}, seed)
+        async with opened(url) as database:
+            await added(database, traffic.taken())
+            for limit in (1, 5, 39, 63):
+                assert (await found(database, limit)).refused == traffic.refused(limit)
+            before = [await found(database, limit) for limit in (1, 5, 299, 1000)]
+            assert await folded(database, NOON + MINUTE_US) == (3, 180, 0)  # nothing is over for long
+            late = NOON + 3 * MINUTE_US + 2 * LATE_US
+            assert await folded(database, late - 1) == (1, 60, 4)
+            assert [await found(database, limit) for limit in (1, 5, 299, 1000)] == before
+            assert await folded(database, late) == (0, 0, 4)
+            assert [await found(database, limit) for limit in (1, 5, 299, 1000)] == before
 
-        asyncio.run(main())
+    async def test_of_many_principals_a_sample_tells_about_as_much(self, url: str) -> None:
+        chance, traffic = random.Random(2), Traffic(3, most=200)
+        for seed in range(4):
+            traffic.window({f"user-{each}": 1 + int(chance.expovariate(0.1)) for each in range(3000)}, seed)
+        async with opened(url) as database:
+            await added(database, traffic.taken())
+            estimate, truth = await found(database, 15), traffic.refused(15)
+            assert 0 < estimate.sampled < 0.2
+            assert 0 < estimate.standard_error < truth / 5
+            assert abs(estimate.refused - truth) < 4 * estimate.standard_error
+            assert abs(estimate.principals - 12_000) < 2400
+            await folded(database, NOON + HOUR_US)
+            assert await found(database, 15) == estimate
 
-    def test_of_many_principals_a_sample_tells_about_as_much(self, url: str) -> None:
-        async def main() -> None:
-            chance, traffic = random.Random(2), Traffic(3, most=200)
-            for seed in range(4):
-                traffic.window({f"user-{each}": 1 + int(chance.expovariate(0.1)) for each in range(3000)}, seed)
-            async with opened(url) as database:
-                await added(database, traffic.taken())
-                estimate, truth = await found(database, 15), traffic.refused(15)
-                assert 0 < estimate.sampled < 0.2
-                assert 0 < estimate.standard_error < truth / 5
-                assert abs(estimate.refused - truth) < 4 * estimate.standard_error
-                assert abs(estimate.principals - 12_000) < 2400
-                await folded(database, NOON + HOUR_US)
-                assert await found(database, 15) == estimate
-
-        asyncio.run(main())
-
-    def test_a_service_that_looked_at_fewer_decides_who_is_in_the_sample(self, url: str) -> None:
+    async def test_a_service_that_looked_at_fewer_decides_who_is_in_the_sample(self, url: str) -> None:
         """What the others counted of those that it passed over would be too little."""
+        low, high = 5 << 31, 3 << 61
+        uses = [
+            WindowUse("orders", MINUTE_US, 5, NOON, 0, {low: 10, high: 10}),
+            WindowUse("orders", MINUTE_US, 5, NOON, 2, {low: 7}),
+            WindowUse("orders", MINUTE_US, 5, NOON, 1, {}),
+        ]
+        async with opened(url) as database:
+            await added(database, uses)
+            assert await found(database, 5) == Estimate(68, 4, 48, 48, 48, 4, 42, 0.25)
 
-        async def main() -> None:
-            low, high = 5 << 31, 3 << 61
-            uses = [
-                WindowUse("orders", MINUTE_US, 5, NOON, 0, {low: 10, high: 10}),
-                WindowUse("orders", MINUTE_US, 5, NOON, 2, {low: 7}),
-                WindowUse("orders", MINUTE_US, 5, NOON, 1, {}),
-            ]
-            async with opened(url) as database:
-                await added(database, uses)
-                assert await found(database, 5) == Estimate(68, 4, 48, 48, 48, 4, 42, 0.25)
+    async def test_what_comes_when_its_window_is_long_over_is_not_added(self, url: str) -> None:
+        use = WindowUse("orders", MINUTE_US, 5, NOON, 0, {1: 1})
+        async with opened(url) as database:
+            await added(database, [use], NOON + MINUTE_US + LATE_US)
+            assert (await found(database, 1)).units == 0
+            await added(database, [use, use], NOON + MINUTE_US + LATE_US - 1)
+            assert (await found(database, 1)).units == 1  # the first batch was known already
 
-        asyncio.run(main())
+    async def test_histograms_are_kept_by_the_day_after_30_days_and_go_after_a_year(self, database: Database) -> None:
+        windows = [NOON + hour * HOUR_US for hour in range(-12, 12)]
+        uses = [WindowUse("orders", MINUTE_US, 5, at, 0, {1: 9, 2: 100}) for at in windows]
+        await added(database, uses, NOON - 12 * HOUR_US)
+        assert await folded(database, NOON + 2 * DAY_US) == (0, 0, 48)
+        assert await folded(database, NOON + 30 * DAY_US) == (0, 0, 48)
+        assert await folded(database, NOON + 31 * DAY_US) == (0, 0, 2)
+        async with database.reading() as connection:
+            use = await what_if.use_of(connection, "orders", MINUTE_US, NOON - DAY_US, NOON + DAY_US)
+        assert use == {5: [UseBucket(0, 9, 24, 216), UseBucket(0, 100, 24, 2400)]}
+        assert await folded(database, NOON + 366 * DAY_US) == (0, 0, 0)
 
-    def test_what_comes_when_its_window_is_long_over_is_not_added(self, url: str) -> None:
-        async def main() -> None:
-            use = WindowUse("orders", MINUTE_US, 5, NOON, 0, {1: 1})
-            async with opened(url) as database:
-                await added(database, [use], NOON + MINUTE_US + LATE_US)
-                assert (await found(database, 1)).units == 0
-                await added(database, [use, use], NOON + MINUTE_US + LATE_US - 1)
-                assert (await found(database, 1)).units == 1  # the first batch was known already
-
-        asyncio.run(main())
-
-    def test_histograms_are_kept_by_the_day_after_30_days_and_go_after_a_year(self, url: str) -> None:
-        async def main() -> None:
-            async with opened(url) as database:
-                windows = [NOON + hour * HOUR_US for hour in range(-12, 12)]
-                uses = [WindowUse("orders", MINUTE_US, 5, at, 0, {1: 9, 2: 100}) for at in windows]
-                await added(database, uses, NOON - 12 * HOUR_US)
-                assert await folded(database, NOON + 2 * DAY_US) == (0, 0, 48)
-                assert await folded(database, NOON + 30 * DAY_US) == (0, 0, 48)
-                assert await folded(database, NOON + 31 * DAY_US) == (0, 0, 2)
-                async with database.reading() as connection:
-                    use = await what_if.use_of(connection, "orders", MINUTE_US, NOON - DAY_US, NOON + DAY_US)
-                assert use == {5: [UseBucket(0, 9, 24, 216), UseBucket(0, 100, 24, 2400)]}
-                assert await folded(database, NOON + 366 * DAY_US) == (0, 0, 0)
-
-        asyncio.run(main())
-
-    def test_short_windows_stand_for_those_that_were_passed_over(self, url: str) -> None:
-        async def main() -> None:
-            traffic = Traffic(2, window_us=10_000_000)
-            for seed in range(36):  # six minutes
-                traffic.window({"ada": 8, "bob": 3}, seed)
-            async with opened(url) as database:
-                await added(database, traffic.taken())
-                estimate = await found(database, 5, window_us=10_000_000)
-                assert (estimate.units, estimate.refused, estimate.touched) == (36 * 11, 36 * 3, 36)
-                assert estimate.sampled == pytest.approx(1 / 6)
-
-        asyncio.run(main())
+    async def test_short_windows_stand_for_those_that_were_passed_over(self, url: str) -> None:
+        traffic = Traffic(2, window_us=10_000_000)
+        for seed in range(36):  # six minutes
+            traffic.window({"ada": 8, "bob": 3}, seed)
+        async with opened(url) as database:
+            await added(database, traffic.taken())
+            estimate = await found(database, 5, window_us=10_000_000)
+            assert (estimate.units, estimate.refused, estimate.touched) == (36 * 11, 36 * 3, 36)
+            assert estimate.sampled == pytest.approx(1 / 6)
 
 
-def test_what_a_service_decides_gets_into_the_database(tmp_path: Path) -> None:
+async def test_what_a_service_decides_gets_into_the_database(tmp_path: Path) -> None:
     """By rules, of several together as well, in shadow, and whether it is admitted or not."""
-
-    async def main() -> None:
-        recorder = Recorder(principal_use=True)
-        async with opened(f"sqlite:///{tmp_path}/headgate.db") as database:
-            writer = UsageWriter(database, recorder.slices, used=recorder.taken_use)
-            decisions = Decisions(AsyncEngine(from_data(DOCUMENT)), recorder)
-            with closing(recorder):
-                for _ in range(8):
-                    await decisions.check(Request({"user": "ada"}, endpoint="/orders"))
-                await decisions.check(Request({"user": "bob"}, endpoint="/orders", cost=3))
-                await decisions.peek(Request({"user": "bob"}, endpoint="/orders"))
-                await writer.finish()
-            now = time.time_ns() // 1000
-            async with database.reading() as connection:
-                use = await what_if.use_of(connection, "orders-user", MINUTE_US, now - HOUR_US, now)
-        assert use == {5: [UseBucket(0, 3, 1, 3), UseBucket(0, 8, 1, 8)]}
-
-    asyncio.run(main())
+    recorder = Recorder(principal_use=True)
+    async with opened(f"sqlite:///{tmp_path}/headgate.db") as database:
+        writer = UsageWriter(database, recorder.slices, used=recorder.taken_use)
+        decisions = Decisions(AsyncEngine(from_data(DOCUMENT)), recorder)
+        with closing(recorder):
+            for _ in range(8):
+                await decisions.check(Request({"user": "ada"}, endpoint="/orders"))
+            await decisions.check(Request({"user": "bob"}, endpoint="/orders", cost=3))
+            await decisions.peek(Request({"user": "bob"}, endpoint="/orders"))
+            await writer.finish()
+        now = time.time_ns() // 1000
+        async with database.reading() as connection:
+            use = await what_if.use_of(connection, "orders-user", MINUTE_US, now - HOUR_US, now)
+    assert use == {5: [UseBucket(0, 3, 1, 3), UseBucket(0, 8, 1, 8)]}
 
 
 class TestWhichLimit:
@@ -304,133 +278,117 @@ class TestAsking:
         await usage.add(database, "me", [usage.UsageBatch(1, at, {}, uses)], now)
         return now
 
-    def test_viewers_ask_over_http(self, url: str) -> None:
-        async def main() -> None:
-            async with plane(url) as admin, opened(url) as database:
-                await self.used(database)
+    async def test_viewers_ask_over_http(self, admin: Admin, database: Database) -> None:
+        await self.used(database)
 
-                async def ask(query: str) -> Any:
-                    return await admin.ask("GET", f"/api/v1/rules/orders-user/what-if?{query}", role="viewer")
+        async def ask(query: str) -> Any:
+            return await admin.ask("GET", f"/api/v1/rules/orders-user/what-if?{query}", role="viewer")
 
-                answer = (await ask("limit=4")).json()
-                assert answer | {"since": "", "until": "", "assumes": ""} == {
-                    "rule_id": "orders-user",
-                    "limit": 4,
-                    "in_force": 5,
-                    "window_seconds": 60.0,
-                    "since": "",
-                    "until": "",
-                    "assumes": "",
-                    "units": 18,
-                    "principals": 3,
-                    "refused": 6,
-                    "refused_at_least": 6,
-                    "refused_at_most": 6,
-                    "touched": 2,
-                    "standard_error": 0,
-                    "sampled": 1.0,
-                    "exact": False,
-                    "others": [{"in_force": 50, "units": 51}],
-                    "hot_keys": [],
-                    "not_counted": [],
-                }
-                assert "fixed windows of 1m, and 4/minute is a token bucket: an estimate" in answer["assumes"]
-                gold = (await ask("limit=10&in_force=50&window_seconds=60")).json()
-                assert (gold["refused"], gold["touched"]) == (31, 2)
-                assert (await ask("limit=4&until=60000000")).json()["units"] == 0
-                for wrong in ("", "limit=0", "limit=x", "limit=4&window_seconds=61", "limit=4&since=-1"):
-                    assert (await ask(wrong)).status_code == 400, wrong
-                missing = await admin.ask("GET", "/api/v1/rules/nowhere/what-if?limit=1", role="viewer")
-                assert missing.status_code == 404
+        answer = (await ask("limit=4")).json()
+        assert answer | {"since": "", "until": "", "assumes": ""} == {
+            "rule_id": "orders-user",
+            "limit": 4,
+            "in_force": 5,
+            "window_seconds": 60.0,
+            "since": "",
+            "until": "",
+            "assumes": "",
+            "units": 18,
+            "principals": 3,
+            "refused": 6,
+            "refused_at_least": 6,
+            "refused_at_most": 6,
+            "touched": 2,
+            "standard_error": 0,
+            "sampled": 1.0,
+            "exact": False,
+            "others": [{"in_force": 50, "units": 51}],
+            "hot_keys": [],
+            "not_counted": [],
+        }
+        assert "fixed windows of 1m, and 4/minute is a token bucket: an estimate" in answer["assumes"]
+        gold = (await ask("limit=10&in_force=50&window_seconds=60")).json()
+        assert (gold["refused"], gold["touched"]) == (31, 2)
+        assert (await ask("limit=4&until=60000000")).json()["units"] == 0
+        for wrong in ("", "limit=0", "limit=x", "limit=4&window_seconds=61", "limit=4&since=-1"):
+            assert (await ask(wrong)).status_code == 400, wrong
+        missing = await admin.ask("GET", "/api/v1/rules/nowhere/what-if?limit=1", role="viewer")
+        assert missing.status_code == 404
 
-        asyncio.run(main())
-
-    def test_a_rule_is_tried_with_its_tiers_and_nothing_is_changed(self, url: str) -> None:
+    async def test_a_rule_is_tried_with_its_tiers_and_nothing_is_changed(
+        self, admin: Admin, database: Database
+    ) -> None:
         """What is said of the rule's own limit and of those in tiers, and of limits that cannot be compared."""
+        await self.used(database)
+        rule, revision = DOCUMENT["rules"][0], await admin.catalog.revision()
+        tried = await admin.service.try_rule("orders-user", {**rule, "limit": 4})
+        assert [(each["tier"], each["day"]["refused"]) for each in tried["what_if"]] == [("", 6)]
+        assert (tried["before"]["limit"], tried["after"]["limit"], tried["state"]) == (5, 4, "kept")
+        tried = await admin.service.try_rule("orders-user", {**rule, "window": "1h", "shadow": True})
+        assert (tried["what_if"], tried["not_comparable"], tried["state"]) == ([], ["5/hour"], "afresh")
+        tried = await admin.service.try_rule("new", {"id": "new", "limit": 4, "window": "1m"})
+        assert (tried["before"], tried["after"]["limit"]) == (None, 4)
+        with pytest.raises(InvalidRules, match="no rule 'nowhere'"):
+            await admin.service.try_rule("orders-user", {**rule, "replaces": ["nowhere"]})
+        assert await admin.catalog.revision() == revision
+        await admin.ask("PATCH", "/api/v1/rules/orders-user", {"shadow": True})
+        filters = [{"enabled": True, "shadow": flag} for flag in (True, False)]
+        found = [(await admin.service.page(ObjectKind.RULE, each, "id", 0, 9)).total for each in filters]
+        assert found == [1, 2]
 
-        async def main() -> None:
-            async with plane(url) as admin, opened(url) as database:
-                await self.used(database)
-                rule, revision = DOCUMENT["rules"][0], await admin.catalog.revision()
-                tried = await admin.service.try_rule("orders-user", {**rule, "limit": 4})
-                assert [(each["tier"], each["day"]["refused"]) for each in tried["what_if"]] == [("", 6)]
-                assert (tried["before"]["limit"], tried["after"]["limit"], tried["state"]) == (5, 4, "kept")
-                tried = await admin.service.try_rule("orders-user", {**rule, "window": "1h", "shadow": True})
-                assert (tried["what_if"], tried["not_comparable"], tried["state"]) == ([], ["5/hour"], "afresh")
-                tried = await admin.service.try_rule("new", {"id": "new", "limit": 4, "window": "1m"})
-                assert (tried["before"], tried["after"]["limit"]) == (None, 4)
-                with pytest.raises(InvalidRules, match="no rule 'nowhere'"):
-                    await admin.service.try_rule("orders-user", {**rule, "replaces": ["nowhere"]})
-                assert await admin.catalog.revision() == revision
-                await admin.ask("PATCH", "/api/v1/rules/orders-user", {"shadow": True})
-                filters = [{"enabled": True, "shadow": flag} for flag in (True, False)]
-                found = [(await admin.service.page(ObjectKind.RULE, each, "id", 0, 9)).total for each in filters]
-                assert found == [1, 2]
+    async def test_what_is_not_counted_and_what_is_not_exact_is_said(self, tmp_path: Path) -> None:
+        async with plane(f"sqlite:///{tmp_path}/headgate.db") as admin:
+            limits = {
+                "long": "5/minute; 900/365d",
+                "fixed": "5/minute fixed_window",
+                "odd": "5 per 1500ms fixed_window",
+                "calendar": "5/day in Europe/Berlin",
+                "gcra": "5/minute burst 3 gcra",
+            }
+            said = {}
+            for name, quota in limits.items():
+                made = await admin.ask("POST", "/api/v1/rules", {"id": name, "quota": quota})
+                assert made.status_code == 201, made.text
+                said[name] = (await admin.ask("GET", f"/api/v1/rules/{name}/what-if?limit=4")).json()
+            assert {name: answer["not_counted"] for name, answer in said.items()} == {
+                **{name: [] for name in limits},
+                "long": ["900/365d"],
+            }
+            assert [name for name, answer in said.items() if answer["exact"]] == ["fixed"]
+            assert "is one of another length: an estimate" in said["odd"]["assumes"]
+            assert "is counted by the calendar: an estimate" in said["calendar"]["assumes"]
+            assert said["gcra"]["assumes"].endswith("is a gcra: an estimate, without regard to its burst")
+            file = {"version": 1, "tiers": {}, "rules": [{"id": "long", "quota": "6/minute; 900/365d"}]}
+            tried = (await admin.ask("POST", "/api/v1/apply?dry_run=true", file)).json()
+            (changed,) = [each for each in tried["changes"] if each["id"] == "long"]
+            assert changed["not_counted"] == ["900/365d"]
 
-        asyncio.run(main())
+    async def test_applying_a_file_on_trial_says_what_its_limits_would_have_refused(
+        self, admin: Admin, database: Database
+    ) -> None:
+        await self.used(database)
 
-    def test_what_is_not_counted_and_what_is_not_exact_is_said(self, tmp_path: Path) -> None:
-        async def main() -> None:
-            async with plane(f"sqlite:///{tmp_path}/headgate.db") as admin:
-                limits = {
-                    "long": "5/minute; 900/365d",
-                    "fixed": "5/minute fixed_window",
-                    "odd": "5 per 1500ms fixed_window",
-                    "calendar": "5/day in Europe/Berlin",
-                    "gcra": "5/minute burst 3 gcra",
-                }
-                said = {}
-                for name, quota in limits.items():
-                    made = await admin.ask("POST", "/api/v1/rules", {"id": name, "quota": quota})
-                    assert made.status_code == 201, made.text
-                    said[name] = (await admin.ask("GET", f"/api/v1/rules/{name}/what-if?limit=4")).json()
-                assert {name: answer["not_counted"] for name, answer in said.items()} == {
-                    **{name: [] for name in limits},
-                    "long": ["900/365d"],
-                }
-                assert [name for name, answer in said.items() if answer["exact"]] == ["fixed"]
-                assert "is one of another length: an estimate" in said["odd"]["assumes"]
-                assert "is counted by the calendar: an estimate" in said["calendar"]["assumes"]
-                assert said["gcra"]["assumes"].endswith("is a gcra: an estimate, without regard to its burst")
-                file = {"version": 1, "tiers": {}, "rules": [{"id": "long", "quota": "6/minute; 900/365d"}]}
-                tried = (await admin.ask("POST", "/api/v1/apply?dry_run=true", file)).json()
-                (changed,) = [each for each in tried["changes"] if each["id"] == "long"]
-                assert changed["not_counted"] == ["900/365d"]
+        async def tried(limit: int, gold: int) -> dict[str, list[tuple[int, int, int, int]]]:
+            rules = [{**DOCUMENT["rules"][0], "limit": limit}, *DOCUMENT["rules"][1:]]
+            document = {**DOCUMENT, "rules": rules, "tiers": {"gold": {"orders-user": {"limit": gold}}}}
+            answer = await admin.ask("POST", "/api/v1/apply?dry_run=true", document)
+            return {
+                f"{each['kind']} {each['id']}": [
+                    (found["in_force"], found["limit"], found["refused"], found["units"]) for found in each["what_if"]
+                ]
+                for each in answer.json()["changes"]
+            }
 
-        asyncio.run(main())
+        assert await tried(4, 50) == {"rule orders-user": [(5, 4, 6, 18)]}
+        assert await tried(5, 11) == {"tier gold": [(50, 11, 29, 51)]}
+        both = [(5, 4, 6, 18), (50, 11, 29, 51)]
+        assert await tried(4, 11) == {"rule orders-user": both, "tier gold": []}
 
-    def test_applying_a_file_on_trial_says_what_its_limits_would_have_refused(self, url: str) -> None:
-        async def main() -> None:
-            async with plane(url) as admin, opened(url) as database:
-                await self.used(database)
-
-                async def tried(limit: int, gold: int) -> dict[str, list[tuple[int, int, int, int]]]:
-                    rules = [{**DOCUMENT["rules"][0], "limit": limit}, *DOCUMENT["rules"][1:]]
-                    document = {**DOCUMENT, "rules": rules, "tiers": {"gold": {"orders-user": {"limit": gold}}}}
-                    answer = await admin.ask("POST", "/api/v1/apply?dry_run=true", document)
-                    return {
-                        f"{each['kind']} {each['id']}": [
-                            (found["in_force"], found["limit"], found["refused"], found["units"])
-                            for found in each["what_if"]
-                        ]
-                        for each in answer.json()["changes"]
-                    }
-
-                assert await tried(4, 50) == {"rule orders-user": [(5, 4, 6, 18)]}
-                assert await tried(5, 11) == {"tier gold": [(50, 11, 29, 51)]}
-                both = [(5, 4, 6, 18), (50, 11, 29, 51)]
-                assert await tried(4, 11) == {"rule orders-user": both, "tier gold": []}
-
-        asyncio.run(main())
-
-    def test_hot_keys_are_named_that_a_limit_would_refuse_now(self, tmp_path: Path) -> None:
-        async def main() -> None:
-            url = f"sqlite:///{tmp_path}/headgate.db"
-            async with plane(url) as admin:
-                keys = [("orders-user", "#1", 2.0), ("all-ip", "#2", 9.0), ("orders-user", "#3", 0.05)]
-                hot = ",".join(f'{{"rule":"{rule}","key":"{key}","per_second":{rate}}}' for rule, key, rate in keys)
-                admin.service.reports.hot_keys = f'{{"hot":[{hot}],"denied":[]}}'.encode
-                answer = await admin.ask("GET", "/api/v1/rules/orders-user/what-if?limit=4", role="viewer")
-                assert answer.json()["hot_keys"] == [{"key": "#1", "per_second": 2.0}]
-
-        asyncio.run(main())
+    async def test_hot_keys_are_named_that_a_limit_would_refuse_now(self, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path}/headgate.db"
+        async with plane(url) as admin:
+            keys = [("orders-user", "#1", 2.0), ("all-ip", "#2", 9.0), ("orders-user", "#3", 0.05)]
+            hot = ",".join(f'{{"rule":"{rule}","key":"{key}","per_second":{rate}}}' for rule, key, rate in keys)
+            admin.service.reports.hot_keys = f'{{"hot":[{hot}],"denied":[]}}'.encode
+            answer = await admin.ask("GET", "/api/v1/rules/orders-user/what-if?limit=4", role="viewer")
+            assert answer.json()["hot_keys"] == [{"key": "#1", "per_second": 2.0}]
