@@ -15,15 +15,9 @@ from headgate.admin.security import COOKIE
 from tests.console.browsing import Browsing, send_key
 from tests.console.planes import Plane, running_plane
 from tests.console.test_every_page import MAIN
-from tests.postgres import PostgresServer, postgres_server
+from tests.postgres import PostgresServer
 from tests.server.process.service import SECONDS
 from tests.servers import until
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with postgres_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

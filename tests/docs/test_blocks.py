@@ -32,7 +32,7 @@ import yaml
 
 from tests.server.process.certificates import Authority
 from tests.server.process.service import CHECK, SECONDS, Service, asked, service
-from tests.servers import RedisServer, redis_server, until
+from tests.servers import RedisServer, until
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -137,12 +137,6 @@ def of(*languages: str) -> pytest.MarkDecorator:
     if languages != ("yaml",):
         found = [block for block in found if not (block.asks_admin_plane or block.asks_database)]
     return pytest.mark.parametrize("block", found, ids=str)
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -14,7 +13,7 @@ from headgate import AsyncEngine, Engine, MemoryStore, Request, load_rules
 from headgate.engine import charges
 from headgate.engine.charges import InvalidCharge, parse
 from headgate.testing import ManualClock
-from tests.servers import RedisServer, free_port, redis_server
+from tests.servers import RedisServer, free_port
 
 RULES = """
 version: 1
@@ -128,26 +127,28 @@ def test_a_charge_cannot_be_made_up_nor_changed(manual_clock: ManualClock) -> No
     assert remaining(engine) == [6, 16, 11], "refunded already"
 
 
-def test_all_nodes_know_each_others_charges_whoever_starts_first(redis: RedisServer) -> None:
+def test_all_nodes_know_each_others_charges_whoever_starts_first(own_redis: RedisServer) -> None:
     with ExitStack() as stack:
-        first, second, third = (stack.enter_context(Engine(load_rules(RULES), store=redis.address)) for _ in range(3))
+        first, second, third = (
+            stack.enter_context(Engine(load_rules(RULES), store=own_redis.address)) for _ in range(3)
+        )
         ruling = first.check(ASKED)
         assert second.charge_of(second.check(ASKED))
         charge = first.charge_of(ruling)
         third.refund(ASKED, charge)
         second.refund(ASKED, charge)
         assert remaining(first) == [6, 16, 11]
-        redis.ask("FLUSHALL")
-        with Engine(load_rules(RULES), store=redis.address) as late:
+        own_redis.ask("FLUSHALL")
+        with Engine(load_rules(RULES), store=own_redis.address) as late:
             charge = late.charge_of(late.check(ASKED))
             late.check(ASKED)
             first.refund(ASKED, charge)
         assert remaining(first) == [6, 16, 11], "by the new secret"
 
 
-def test_charges_are_known_to_a_node_that_has_just_started_also_when_many_come_at_once(redis: RedisServer) -> None:
+def test_charges_are_known_to_a_node_that_has_just_started_also_when_many_come_at_once(own_redis: RedisServer) -> None:
     async def refunded() -> list[bool]:
-        here, there = [AsyncEngine(load_rules(RULES), store=redis.address) for _ in range(2)]
+        here, there = [AsyncEngine(load_rules(RULES), store=own_redis.address) for _ in range(2)]
         try:
             requests = [Request({"user": f"user-{number}"}) for number in range(5)]
             rulings = [await here.check(request) for request in requests]
@@ -158,9 +159,3 @@ def test_charges_are_known_to_a_node_that_has_just_started_also_when_many_come_a
             await there.close()
 
     assert all(asyncio.run(refunded()))
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server

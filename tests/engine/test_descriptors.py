@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from headgate.engine.descriptors import Answered, AsyncDescriptorEngine
 from headgate.engine.verbs import used_up
 from headgate.policy.envoy import Descriptor, EnvoyAnswer, Override, load
 from headgate.testing import ManualClock
-from tests.servers import RedisServer, redis_server, until
+from tests.servers import RedisServer, until
 
 TREE = """
 domain: edge
@@ -45,12 +44,6 @@ def user(hits: int | None = None, **more: Any) -> Descriptor:
 
 def ip(hits: int | None = None) -> Descriptor:
     return Descriptor((("ip", "203.0.113.9"),), hits)
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -23,7 +23,7 @@ from headgate.policy.selection import Limits
 from headgate.testing import ManualClock
 from tests.clusters import RedisCluster, redis_cluster
 from tests.engine.conftest import Make
-from tests.servers import RedisServer, redis_server
+from tests.servers import RedisServer
 
 RULES = """
 version: 1
@@ -71,12 +71,6 @@ class Counting(MemoryStore):
         if call.verb is Verb.CHECK:
             self.calls.append(f"check {len(call.plan)}")
         return super().run(call)
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.gateway.gateways import SECONDS, Reply
-from tests.servers import _LAUNCHER, RedisServer, free_port, redis_server, until
+from tests.servers import _LAUNCHER, RedisServer, free_port, until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "microservices"
 
@@ -207,12 +207,6 @@ def test_a_limit_is_changed_while_it_serves(running: Example) -> None:
     new.write_text(text.replace("quota: 10/hour", "quota: 11/hour"))
     new.replace(rules)
     until(lambda: limit() == "11", "the other limit is in force", SECONDS)
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 def test_it_counts_in_redis_and_ends_without_a_trace(redis: RedisServer) -> None:

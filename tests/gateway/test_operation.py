@@ -25,7 +25,7 @@ from websockets.sync.server import ServerConnection, serve
 from headgate.web.apikey import digest
 from tests.gateway.gateways import PATIENT, SECONDS, Gateway, Upstream, gateway, minimal, upstream
 from tests.server.process.certificates import Authority
-from tests.servers import RedisServer, free_port, redis_server, until
+from tests.servers import RedisServer, free_port, until
 
 RULES = {
     "rules": [
@@ -40,12 +40,6 @@ RULES = {
         },
     ]
 }
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

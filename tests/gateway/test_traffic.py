@@ -23,16 +23,10 @@ from websockets.sync.server import ServerConnection, serve
 from headgate.web.apikey import digest
 from tests.gateway.gateways import PATIENT, SECONDS, Gateway, Upstream, gateway, upstream
 from tests.server.hostile import sent_over_http2
-from tests.servers import RedisServer, free_port, redis_server, until
+from tests.servers import RedisServer, free_port, until
 
 KEY, SECRET = "ak_reporting-0123456789", "a secret that the issuer shares with us"
 ORIGIN = "https://app.example.com"
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,8 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from headgate.engine import AsyncEngine
 from headgate.live import Live
@@ -25,7 +23,7 @@ from headgate.policy.snapshot import Changes, SnapshotSource, SnapshotWriter, Wh
 from headgate.server.decisions import Decisions
 from tests.clusters import RedisCluster, redis_cluster
 from tests.observe.readings import samples, value
-from tests.servers import RedisServer, redis_server, until
+from tests.servers import RedisServer, until
 
 RULES = """
 version: 1
@@ -33,12 +31,6 @@ rules:
   - {id: single, dimension: user, limit: 2, window: 1h}
 """
 REQUEST = Request({"user": "ada"}, "/single")
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 def test_a_counter_goes_on_where_a_predecessor_stopped_and_a_gauge_does_not(tmp_path: Path) -> None:
@@ -127,7 +119,7 @@ def test_rules_are_shown_with_how_loading_them_went(tmp_path: Path) -> None:
     recorder.close()
 
 
-def test_a_store_is_shown_with_its_batches_and_its_outage(redis: RedisServer) -> None:
+def test_a_store_is_shown_with_its_batches_and_its_outage(own_redis: RedisServer) -> None:
     recorder = Recorder()
 
     def shown(name: str, **labels: str) -> float:
@@ -140,7 +132,7 @@ def test_a_store_is_shown_with_its_batches_and_its_outage(redis: RedisServer) ->
         return ("headgate_store_degraded_total", labels) in samples(recorder.metrics()[1])
 
     async def main() -> None:
-        async with AsyncEngine(load(RULES), store=redis.address) as engine:
+        async with AsyncEngine(load(RULES), store=own_redis.address) as engine:
             decisions = Decisions(engine, recorder)
             await asyncio.gather(*[decisions.check(REQUEST) for _ in range(100)])
             assert shown("calls_total") == 100
@@ -149,7 +141,7 @@ def test_a_store_is_shown_with_its_batches_and_its_outage(redis: RedisServer) ->
             assert shown("batch_duration_seconds_count") == shown("batches_total")
             assert shown("batch_duration_seconds_sum") > 0
             assert shown("circuit_state", shard="") == 0
-            redis.stop()
+            own_redis.stop()
             while not shown("circuit_openings_total"):
                 await decisions.check(REQUEST)
             assert shown("circuit_state", shard="") == 2

@@ -20,15 +20,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.server.readiness._PATIENCE", 60.0)
 
 
-@pytest.fixture
-def redis() -> object:
-    with redis_server() as server:
-        yield server
-
-
-def test_a_store_that_decides_is_no_trouble_and_one_that_is_away_is(redis: RedisServer) -> None:
+def test_a_store_that_decides_is_no_trouble_and_one_that_is_away_is(own_redis: RedisServer) -> None:
     async def run() -> list[str]:
-        async with AsyncEngine(RULES, store=redis.address) as engine:
+        async with AsyncEngine(RULES, store=own_redis.address) as engine:
             readiness = Readiness(engine)
             well = await readiness.degraded()
         async with AsyncEngine(RULES, store=f"redis://127.0.0.1:{free_port()}/0") as engine:

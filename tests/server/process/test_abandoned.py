@@ -21,7 +21,7 @@ from tests.server.authz.conftest import question
 from tests.server.process.service import CHECK, SECONDS, Service, service
 from tests.server.rls.messages import answered as limited
 from tests.server.rls.messages import asked
-from tests.servers import RedisServer, redis_server, until
+from tests.servers import RedisServer, until
 
 RULES = """
 version: 1
@@ -65,12 +65,6 @@ CALLS: dict[str, tuple[str, bytes, bytes, Callable[[bytes], int]]] = {
         lambda raw: int(authorized(raw).fields["x-ratelimit-remaining"]),
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 
 from headgate.server.rls import SHOULD_RATE_LIMIT
 from headgate.web.apikey import digest
-from tests.postgres import PostgresServer, postgres_server
+from tests.postgres import PostgresServer
 from tests.server.process.service import SECONDS, Service, service
 from tests.server.process.test_shedding import called
 from tests.servers import redis_server, until
@@ -46,12 +46,6 @@ class Keys:
     def comes_to(self, key: str, *, opens: bool) -> None:
         """Wait until a key opens the decision plane at all workers, or at none of them."""
         until(lambda: {self.opens(key) for _ in range(20)} == {opens}, f"opens: {opens}", SECONDS)
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with postgres_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.gateways import gateway, minimal, upstream
-from tests.postgres import PostgresServer, postgres_server
+from tests.postgres import PostgresServer
 from tests.server.process.service import SECONDS, Service, service
 from tests.servers import redis_server, until
 
@@ -64,12 +64,6 @@ def cli(node: Service, *words: str) -> str:
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with postgres_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

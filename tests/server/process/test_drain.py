@@ -20,7 +20,7 @@ from headgate.protos import RateLimitRequest
 from headgate.server.configuration import EXAMPLE
 from headgate.server.rls import SHOULD_RATE_LIMIT
 from tests.server.process.service import SECONDS, Clients, Service, altered, service
-from tests.servers import RedisServer, redis_server, until
+from tests.servers import RedisServer, until
 
 COUNTED = ("--log-access", "on", "--log-denials", "0")
 """A line for every request that was taken."""
@@ -58,12 +58,6 @@ def unfinished(port: int) -> Iterator[None]:
         assert slow.recv(1000).startswith(b"HTTP/1.1 100 ")
         slow.sendall(b"{")
         yield
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 def test_one_process_drains_without_a_failed_request() -> None:

@@ -8,14 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headgate.cli.__main__ import main
 from tests.server.process.service import SECONDS, Service, service
-from tests.servers import RedisServer, redis_server, until
+from tests.servers import RedisServer, until
 
 RULES = """
 version: 1
@@ -25,12 +24,6 @@ deny: [{user: mallory}]
 """
 QUESTION = {"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "ada"}]}]}
 TREE = "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 1}}]\n"
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 @pytest.fixture
@@ -55,8 +48,8 @@ def shown(found: Service) -> tuple[dict[str, str], float]:
     return ready, float(value[1])
 
 
-def test_all_workers_refuse_nothing_until_told_also_those_started_later(redis: RedisServer, rules: str) -> None:
-    with service("--workers", "2", "--store", redis.address, "--rules", rules) as found:
+def test_all_workers_refuse_nothing_until_told_also_those_started_later(own_redis: RedisServer, rules: str) -> None:
+    with service("--workers", "2", "--store", own_redis.address, "--rules", rules) as found:
         found.started()
         until(lambda: answers(found) == {False}, "the limit is used up", SECONDS)
         until(lambda: shown(found) == ({"status": "ready"}, 1), "it is shown", SECONDS)
@@ -82,8 +75,8 @@ def test_all_workers_refuse_nothing_until_told_also_those_started_later(redis: R
         assert found.complained.count("enforcement is on") == 1
 
 
-def test_workers_that_have_to_wait_for_their_turn_do_as_was_said_last(redis: RedisServer, rules: str) -> None:
-    with service("--workers", "2", "--store", redis.address, "--rules", rules) as found:
+def test_workers_that_have_to_wait_for_their_turn_do_as_was_said_last(own_redis: RedisServer, rules: str) -> None:
+    with service("--workers", "2", "--store", own_redis.address, "--rules", rules) as found:
         found.started()
         until(lambda: answers(found) == {False}, "the limit is used up", SECONDS)
         for worker in found.workers():
@@ -133,9 +126,9 @@ def test_no_other_process_is_told(pid: int, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_services_are_told_apart_by_their_options_and_workers_and_wrappers_are_none(
-    redis: RedisServer, rules: str, capsys: pytest.CaptureFixture[str]
+    own_redis: RedisServer, rules: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = redis.address.replace("://", "://default:not-to-be-listed@")
+    store = own_redis.address.replace("://", "://default:not-to-be-listed@")
     with service("--workers", "2", "--store", store, "--rules", rules) as found:
         found.started()
         worker = min(found.workers())

@@ -23,7 +23,7 @@ from tests.proxy import proxy
 from tests.server.process.service import SECONDS, Clients, Service, altered, service, written
 from tests.server.rls.messages import answered, headers
 from tests.server.rls.messages import asked as envoy_asked
-from tests.servers import RedisServer, redis_server, until
+from tests.servers import RedisServer, until
 
 LIMIT = 500
 RULES = f"""
@@ -41,14 +41,8 @@ def rules(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
-
-
-@pytest.fixture
-def found(redis: RedisServer, rules: str) -> Iterator[Service]:
-    with service("--workers", "2", "--store", redis.address, "--rules", rules) as found:
+def found(own_redis: RedisServer, rules: str) -> Iterator[Service]:
+    with service("--workers", "2", "--store", own_redis.address, "--rules", rules) as found:
         yield found.started()
 
 
@@ -84,10 +78,10 @@ def test_connections_that_a_worker_had_not_accepted_wait_for_the_one_in_its_plac
     assert clients.failures == []
 
 
-def test_a_worker_that_hangs_is_replaced(redis: RedisServer, rules: str) -> None:
+def test_a_worker_that_hangs_is_replaced(own_redis: RedisServer, rules: str) -> None:
     """It would keep its share of all connections waiting. The supervisor of this test has little patience."""
     program = altered({"headgate.server.supervisor.PATIENCE": 5.0})
-    with service("--workers", "2", "--store", redis.address, "--rules", rules, program=program) as found:
+    with service("--workers", "2", "--store", own_redis.address, "--rules", rules, program=program) as found:
         hung = min(found.started().workers())
         os.kill(hung, signal.SIGSTOP)
         until(lambda: hung not in found.workers() and len(found.workers()) == 2, "it is replaced", SECONDS)
@@ -150,9 +144,9 @@ def test_a_worker_that_cannot_start_again_leaves_new_connections_to_the_others(f
     assert found.ended() == 0
 
 
-def test_a_worker_that_is_killed_before_it_serves_is_told(redis: RedisServer) -> None:
+def test_a_worker_that_is_killed_before_it_serves_is_told(own_redis: RedisServer) -> None:
     program = altered({"headgate.server.supervisor._COMMAND": (sys.executable, "-c", "import time; time.sleep(600)")})
-    with service("--workers", "2", "--store", redis.address, program=program) as found:
+    with service("--workers", "2", "--store", own_redis.address, program=program) as found:
         until(found.workers, "there is one", SECONDS)
         worker = min(found.workers())
         os.kill(worker, signal.SIGKILL)
@@ -160,7 +154,7 @@ def test_a_worker_that_is_killed_before_it_serves_is_told(redis: RedisServer) ->
         assert f"cannot start: its process {worker} died by SIGKILL before it served" in found.complained
 
 
-def test_a_worker_that_is_told_to_stop_before_it_serves_is_replaced(redis: RedisServer, tmp_path: Path) -> None:
+def test_a_worker_that_is_told_to_stop_before_it_serves_is_replaced(own_redis: RedisServer, tmp_path: Path) -> None:
     source = f"""
 import os, sys
 try:
@@ -169,7 +163,7 @@ except FileExistsError:
     os.execv(sys.executable, (sys.executable, "-m", "headgate.server.worker"))
 """
     program = altered({"headgate.server.supervisor._COMMAND": (sys.executable, "-c", source)})
-    with service("--workers", "2", "--store", redis.address, program=program) as found:
+    with service("--workers", "2", "--store", own_redis.address, program=program) as found:
         found.started()
         assert len(found.workers()) == 2
         assert "ended with exit code 0: another takes its place" in found.complained
@@ -182,9 +176,9 @@ def test_workers_end_when_their_supervisor_is_killed(found: Service) -> None:
 
 
 def test_what_a_service_leaves_behind_that_is_killed_with_its_workers_is_removed_by_the_next(
-    redis: RedisServer, tmp_path: Path
+    own_redis: RedisServer, tmp_path: Path
 ) -> None:
-    options, environment = ("--workers", "2", "--store", redis.address), {"TMPDIR": str(tmp_path)}
+    options, environment = ("--workers", "2", "--store", own_redis.address), {"TMPDIR": str(tmp_path)}
     with service(*options, environment=environment) as killed:
         killed.started()
         (left,) = tmp_path.glob("headgate-run-*")
@@ -203,14 +197,14 @@ def test_what_a_service_leaves_behind_that_is_killed_with_its_workers_is_removed
 
 
 def test_while_redis_is_away_everybody_is_answered_and_then_it_is_strict_again(
-    found: Service, redis: RedisServer
+    found: Service, own_redis: RedisServer
 ) -> None:
     with Clients(found.http_port, [f"u{number}" for number in range(6)]) as clients:
         clients.until_answered(10)
-        redis.stop()
+        own_redis.stop()
         until(lambda: all(client.answers[-1]["degraded"] for client in clients.all), "all are degraded", SECONDS)
         clients.until_answered(20)
-        redis.start()
+        own_redis.start()
         until(lambda: not any(client.answers[-1]["degraded"] for client in clients.all), "it is back", SECONDS)
     assert clients.failures == []
     for client in clients.all:
@@ -218,14 +212,14 @@ def test_while_redis_is_away_everybody_is_answered_and_then_it_is_strict_again(
         assert count <= 3 * LIMIT + 2, "the store before, the share of each worker, and the store anew"
 
 
-def test_while_redis_hangs_everybody_is_answered(redis: RedisServer, rules: str) -> None:
-    with service("--store", f"redis://127.0.0.1:{redis.port}/0", "--rules", rules) as found:
+def test_while_redis_hangs_everybody_is_answered(own_redis: RedisServer, rules: str) -> None:
+    with service("--store", f"redis://127.0.0.1:{own_redis.port}/0", "--rules", rules) as found:
         with Clients(found.started().http_port, [f"h{number}" for number in range(4)]) as clients:
             clients.until_answered(10)
-            redis.send(signal.SIGSTOP)
+            own_redis.send(signal.SIGSTOP)
             until(lambda: all(client.answers[-1]["degraded"] for client in clients.all), "all are degraded", SECONDS)
             clients.until_answered(20)
-            redis.send(signal.SIGCONT)
+            own_redis.send(signal.SIGCONT)
             until(lambda: not any(client.answers[-1]["degraded"] for client in clients.all), "it is back", SECONDS)
         assert clients.failures == []
 
@@ -273,7 +267,7 @@ PATIENT = partial(over_grpc, timeout=120)
     ids=["Envoy waits less", "others wait less"],
 )
 def test_each_caller_waits_for_the_store_as_long_as_its_api_does(
-    redis: RedisServer, tmp_path: Path, stretched: str, hurried: list[Asks], patient: list[Asks]
+    own_redis: RedisServer, tmp_path: Path, stretched: str, hurried: list[Asks], patient: list[Asks]
 ) -> None:
     """The store's answers are held. One of the deadlines is a minute in this service; the other one is as it is."""
     program = altered(
@@ -286,7 +280,7 @@ def test_each_caller_waits_for_the_store_as_long_as_its_api_does(
     rules = tmp_path / "rules.yaml"
     rules.write_text("{version: 1, rules: [{id: u, quota: 9999/h}, {id: a, quota: 9999/h, dimension: ip}]}")
     with (
-        proxy(redis.port) as between,
+        proxy(own_redis.port) as between,
         service("--store", between.address("connections=2"), "--rules", str(rules), program=program) as found,
         ThreadPoolExecutor(len(patient)) as pool,
     ):
@@ -301,10 +295,10 @@ def test_each_caller_waits_for_the_store_as_long_as_its_api_does(
 
 
 def test_a_worker_that_is_replaced_while_redis_is_away_adds_its_share_and_no_more(
-    found: Service, redis: RedisServer
+    found: Service, own_redis: RedisServer
 ) -> None:
     """What the one before it admitted by itself is lost with it, and said so in the documentation."""
-    redis.stop()
+    own_redis.stop()
 
     def alone() -> int:
         with Clients(found.http_port, ["everybody"] * 8) as clients:
@@ -325,14 +319,14 @@ def test_a_worker_that_is_replaced_while_redis_is_away_adds_its_share_and_no_mor
 
 @pytest.mark.parametrize("fault", ["killed", "hung"])
 def test_a_service_that_is_started_while_redis_is_away_answers_and_is_strict_when_it_is_back(
-    redis: RedisServer, rules: str, fault: str
+    own_redis: RedisServer, rules: str, fault: str
 ) -> None:
-    redis.stop() if fault == "killed" else redis.send(signal.SIGSTOP)
-    with service("--store", f"redis://127.0.0.1:{redis.port}/0", "--rules", rules) as found:
+    own_redis.stop() if fault == "killed" else own_redis.send(signal.SIGSTOP)
+    with service("--store", f"redis://127.0.0.1:{own_redis.port}/0", "--rules", rules) as found:
         answer = found.started().check("u1")
         assert (answer["allowed"], answer["degraded"]) == (True, True)
         assert "the store cannot decide, so requests are decided without it until it can" in found.complained
-        redis.start() if fault == "killed" else redis.send(signal.SIGCONT)
+        own_redis.start() if fault == "killed" else own_redis.send(signal.SIGCONT)
         until(lambda: not found.check("u1")["degraded"], "the store decides", SECONDS)
 
 

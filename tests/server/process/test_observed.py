@@ -15,7 +15,7 @@ import pytest
 from tests.observe.collector import collecting
 from tests.observe.readings import samples, value
 from tests.server.process.service import SECONDS, Clients, Service, service
-from tests.servers import RedisServer, redis_server, until
+from tests.servers import RedisServer, until
 
 RULES = """
 version: 1
@@ -25,16 +25,10 @@ rules:
 
 
 @pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
-
-
-@pytest.fixture
-def found(redis: RedisServer, tmp_path: Path) -> Iterator[Service]:
+def found(own_redis: RedisServer, tmp_path: Path) -> Iterator[Service]:
     rules = tmp_path / "rules.yaml"
     rules.write_text(RULES)
-    with service("--workers", "2", "--store", redis.address, "--rules", str(rules)) as found:
+    with service("--workers", "2", "--store", own_redis.address, "--rules", str(rules)) as found:
         yield found.started()
 
 

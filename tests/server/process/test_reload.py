@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,9 @@ import pytest
 from headgate.web.apikey import digest
 from tests.observe.readings import value
 from tests.server.process.service import SECONDS, Service, service, written
-from tests.servers import RedisServer, redis_server, until
+from tests.servers import RedisServer, until
 
 RULES = "version: 1\nrules:\n  - {{id: orders, dimension: user, limit: {}, window: 1h}}\n"
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 def complaining(found: Service) -> list[str]:
@@ -28,10 +21,12 @@ def complaining(found: Service) -> list[str]:
     return sorted(line.rpartition(" ")[2] for line in lines)
 
 
-def test_changed_rules_are_in_force_in_all_workers_and_wrong_ones_are_not(redis: RedisServer, tmp_path: Path) -> None:
+def test_changed_rules_are_in_force_in_all_workers_and_wrong_ones_are_not(
+    own_redis: RedisServer, tmp_path: Path
+) -> None:
     rules = tmp_path / "rules.yaml"
     written(rules, RULES.format(100))
-    with service("--workers", "2", "--store", redis.address, "--rules", str(rules)) as found:
+    with service("--workers", "2", "--store", own_redis.address, "--rules", str(rules)) as found:
         found.started()
         assert found.check("u1")["limit"] == 100
         written(rules, RULES.format(200))

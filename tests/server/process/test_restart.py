@@ -20,19 +20,13 @@ from headgate.protos import message_class
 from tests.server.hostile import upstream
 from tests.server.process.service import CHECK, SECONDS, Service, asked, service
 from tests.server.rls.envoys import Envoy
-from tests.servers import RedisServer, free_port, redis_server, until
+from tests.servers import RedisServer, free_port, until
 
 LONG = ("--drain-delay", "600")
 """Until the next signal."""
 TYPES = "type.googleapis.com/envoy.extensions"
 HEALTH = "/grpc.health.v1.Health/Check"
 _HealthCheckResponse = message_class("grpc.health.v1.HealthCheckResponse")
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

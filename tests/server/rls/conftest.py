@@ -17,7 +17,7 @@ from headgate.server.decisions import Decisions
 from headgate.server.rls import RateLimitService, methods
 from headgate.server.wire.grpc.calls import UnaryCall, answer_of
 from tests.server.rls.messages import answered, asked
-from tests.servers import RedisServer, redis_server
+from tests.servers import RedisServer
 
 PATH = b"/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
@@ -70,12 +70,6 @@ class Asking:
 
 
 _COMMON = {"store", "on_store_failure", "nodes", "clock"}
-
-
-@pytest.fixture(scope="session")
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 @pytest.fixture(params=["memory", "redis"])

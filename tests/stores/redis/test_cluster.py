@@ -39,7 +39,7 @@ from headgate.testing.conformance import QUOTAS, family
 from tests.clusters import Migration, RedisCluster, redis_cluster, slots_of
 from tests.servers import RedisServer, free_port, until
 from tests.stores.redis.load import AGES_US, GIVE_UP, KINDS, lasting, load, plans_on, resumed, slot_of, store_for
-from tests.stores.redis.test_concurrency import Asked, costs, in_processes, verify
+from tests.stores.redis.test_concurrency import ask_from_tasks, in_processes, verify
 
 Open = Callable[[str], Store]
 
@@ -388,26 +388,6 @@ class TestTheProcess:
             return [answer for task, answer in zip(asking, answers, strict=True) if task not in victims]
 
         assert all(answer is True for answer in asyncio.run(run()))
-
-
-def ask_from_tasks(address: str, limits: Family, tasks: int, count: int, process: int) -> list[Asked]:
-    async def client(number: int) -> list[Asked]:
-        plan, asked = limits.plan("shared"), []
-        for cost in costs(number, count):
-            began = time.monotonic_ns()
-            decision = await store.run(Call(Verb.CHECK, plan, cost))
-            asked.append(Asked(began, time.monotonic_ns(), cost, decision.allowed, decision.remaining, number))
-        return asked
-
-    async def run() -> list[Asked]:
-        try:
-            answers = await asyncio.gather(*(client(process * tasks + task) for task in range(tasks)))
-        finally:
-            await store.close()
-        return [each for answer in answers for each in answer]
-
-    store = open_async_store(address)
-    return asyncio.run(run())
 
 
 def test_4_processes_of_32_tasks_admit_exactly_the_limit(cluster: RedisCluster) -> None:

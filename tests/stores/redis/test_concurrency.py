@@ -15,8 +15,10 @@ import pytest
 from headgate.core.algorithms import Algorithm
 from headgate.core.plan import Call, Family, Verb
 from headgate.core.quota import Quota
+from headgate.stores import open_async_store
+from headgate.stores.base import AsyncStore
 from headgate.stores.redis.address import parse
-from headgate.stores.redis.store import AsyncRedisStore, RedisStore
+from headgate.stores.redis.store import RedisStore
 from tests.servers import RedisServer
 
 WINDOW_US = 3650 * 24 * 3600 * 1_000_000  # nothing comes back while a test runs
@@ -39,7 +41,7 @@ def costs(client: int, count: int) -> list[int]:
 
 
 def ask_from_tasks(address: str, family: Family, tasks: int, count: int, process: int) -> list[Asked]:
-    async def client(store: AsyncRedisStore, number: int) -> list[Asked]:
+    async def client(store: AsyncStore, number: int) -> list[Asked]:
         plan, asked = family.plan("shared"), []
         for cost in costs(number, count):
             began = time.monotonic_ns()
@@ -48,7 +50,7 @@ def ask_from_tasks(address: str, family: Family, tasks: int, count: int, process
         return asked
 
     async def run() -> list[Asked]:
-        store = AsyncRedisStore(parse(address))
+        store = open_async_store(address)
         try:
             answers = await asyncio.gather(*(client(store, process * tasks + task) for task in range(tasks)))
         finally:
