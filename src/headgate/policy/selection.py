@@ -72,7 +72,10 @@ class Selection(msgspec.Struct, frozen=True, gc=False):
     @property
     def size(self) -> int:
         """How many limits there are, those of shadow rules included."""
-        return len(self.enforced.plan) + sum([len(limits.plan) for limits in self.shadow])
+        count = len(self.enforced.plan)
+        for limits in self.shadow:
+            count += len(limits.plan)
+        return count
 
 
 UNMATCHED = Selection(Verdict.UNLIMITED)

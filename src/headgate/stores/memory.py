@@ -40,7 +40,7 @@ from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
 from headgate.core.key import ONCE_US, Principal, checked_principal
 from headgate.core.numbers import short, whole
-from headgate.core.plan import Call, Family, Limit, States, Verb
+from headgate.core.plan import Call, Family, Limit, Plan, States, Verb
 from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
@@ -122,12 +122,16 @@ class MemoryStore:
                 now = time_ns() // 1000 if self._now is None else self._now()
                 if now >= self._next_due:
                     self._sweep(now)
-                decision = self._check(call, now) if call.verb is _CHECK else self._run(call, now)
+                is_check = call.verb is _CHECK
+                decision = self._check(call.plan, call.cost, now, call.costs) if is_check else self._run(call, now)
                 if not call.shadow:
                     return decision
                 tried: tuple[Decision, ...] = ()
-                for each in plans.shadow_calls(call, decision):
-                    tried += (self._check(each, now) if each.verb is _CHECK else self._run(each, now),)
+                if is_check and decision.allowed:
+                    for plan in call.shadow:
+                        tried += (self._check(plan, call.cost, now),)
+                else:
+                    tried = tuple([self._run(each, now) for each in plans.shadow_calls(call, decision)])
                 return msgspec.structs.replace(decision, shadow=tried)
             finally:
                 self._lock.release()
@@ -224,7 +228,7 @@ class MemoryStore:
         """Do what a call says. The lock is held."""
         verb, plan = call.verb, call.plan
         if verb is _CHECK:
-            return self._check(call, now)
+            return self._check(plan, call.cost, now, call.costs)
         if verb is Verb.REFUND and call.token and call.charge is not None:
             return self._refund_once(call, call.charge.until, now)
         if verb is not _CHECK_ONCE:
@@ -255,15 +259,15 @@ class MemoryStore:
         answer: Decision = (refunds.states[at] or ())[2]
         return answer
 
-    def _check(self, call: Call, now: int) -> Decision:
+    def _check(self, plan: Plan, cost: int, now: int, costs: tuple[int, ...] = ()) -> Decision:
         """Check limits all of which have a state of their own, as nearly all do."""
-        plan, tables = call.plan, self._tables
+        tables = self._tables
         try:
             if len(plan) == 1:
                 (limit,) = plan
                 states, key = tables[limit.space].states, limit.principal
                 before = states[key]
-                after, decision = limit.quota.step(before, call.cost, now)
+                after, decision = limit.quota.step(before, cost, now)
                 if after is before:
                     return decision
                 if states[key] is before:
@@ -274,12 +278,12 @@ class MemoryStore:
                 places = [tables[limit.space].states for limit in plan]
                 keys = [limit.principal for limit in plan]
                 found = list(map(getitem, places, keys))
-                made, decision = plans.check(quotas, found, plans.costs_of(call), now)
+                made, decision = plans.check(quotas, found, costs or (cost,) * len(plan), now)
                 if made is found or _replaced(places, keys, found, made):
                     return decision
         except KeyError:  # a new key, or one that must be looked for elsewhere
             pass
-        return self._first(call, now)
+        return self._first(Call(_CHECK, plan, cost, costs=costs), now)
 
     def _first(self, call: Call, now: int) -> Decision:
         """Do what a call says about limits some of which may have no state of their own yet."""
