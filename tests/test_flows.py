@@ -71,19 +71,16 @@ def test_any_other_error_passes_through_the_flow(driven: Any, error: type[BaseEx
     assert counted.end == error.__name__
 
 
-def test_a_flow_whose_caller_is_cancelled_is_told() -> None:
+async def test_a_flow_whose_caller_is_cancelled_is_told() -> None:
     counted = Counted()
 
     async def wait(_: int) -> str:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def story() -> None:
-        task = asyncio.create_task(drive_async(counted.flow(1), wait))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-
-    asyncio.run(story())
+    task = asyncio.create_task(drive_async(counted.flow(1), wait))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
     assert counted.end == "CancelledError"

@@ -166,22 +166,15 @@ def test_16_threads_on_one_key_admit_exactly_the_limit(quotas: str, manual_clock
 
 
 @pytest.mark.parametrize("quotas", EVERY_ALGORITHM)
-def test_1000_tasks_in_one_gather_admit_exactly_the_limit(quotas: str, manual_clock: ManualClock) -> None:
-    async def main() -> int:
-        limiter = AsyncLimiter(quotas, clock=manual_clock)
-        return sum(map(bool, await asyncio.gather(*(limiter.check("one") for _ in range(1000)))))
-
-    assert asyncio.run(main()) == 100
+async def test_1000_tasks_in_one_gather_admit_exactly_the_limit(quotas: str, manual_clock: ManualClock) -> None:
+    limiter = AsyncLimiter(quotas, clock=manual_clock)
+    assert sum(map(bool, await asyncio.gather(*(limiter.check("one") for _ in range(1000))))) == 100
 
 
-def test_threads_and_tasks_share_a_store() -> None:
+async def test_threads_and_tasks_share_a_store() -> None:
     store = MemoryStore()
     sync = Limiter("5/hour", store=store)
-
-    async def main() -> None:
-        assert (await AsyncLimiter("5/hour", store=store).check("one", 3)).remaining == 2
-
-    asyncio.run(main())
+    assert (await AsyncLimiter("5/hour", store=store).check("one", 3)).remaining == 2
     assert sync.check("one", 2)
     assert not sync.check("one")
     assert Limiter("5/hour", store=store, name="other").check("one", 5)
@@ -278,19 +271,15 @@ def test_every_verb_refuses_bad_costs_and_keys(both: Both, verb: str) -> None:
             ask("user", 0)
 
 
-def test_the_context_manager_closes_the_store() -> None:
+async def test_the_context_manager_closes_the_store() -> None:
     store = MemoryStore()
     with Limiter("5/hour", store=store) as limiter:
         limiter.check("user")
         assert len(store) == 1
     assert len(store) == 0
-
-    async def main() -> None:
-        async with AsyncLimiter("5/hour", store=store) as limiter:
-            await limiter.check("user")
-            assert len(store) == 1
-
-    asyncio.run(main())
+    async with AsyncLimiter("5/hour", store=store) as limiter:
+        await limiter.check("user")
+        assert len(store) == 1
     assert len(store) == 0
 
 

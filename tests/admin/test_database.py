@@ -59,14 +59,11 @@ class TestOpening:
         with pytest.raises(UsageError, match="(?s)" + said.replace("/", "/")):
             Database(url)
 
-    def test_a_password_is_in_no_message(self) -> None:
-        async def main() -> None:
-            with pytest.raises(DatabaseUnavailable) as caught:
-                await Database.open(f"postgresql://me:hidden-word@127.0.0.1:{free_port()}/db")
-            assert "hidden-word" not in str(caught.value)
-            assert "cannot be reached" in str(caught.value)
-
-        asyncio.run(main())
+    async def test_a_password_is_in_no_message(self) -> None:
+        with pytest.raises(DatabaseUnavailable) as caught:
+            await Database.open(f"postgresql://me:hidden-word@127.0.0.1:{free_port()}/db")
+        assert "hidden-word" not in str(caught.value)
+        assert "cannot be reached" in str(caught.value)
         with pytest.raises(UsageError) as refused:
             Database("mysql://me:hidden-word@host/db")
         assert "hidden-word" not in str(refused.value)
@@ -194,7 +191,7 @@ class TestTransactions:
             asyncio.run(main(silent.getsockname()[1]))
 
 
-def test_of_what_was_cancelled_nothing_is_at_work_once_it_is_closed(
+async def test_of_what_was_cancelled_nothing_is_at_work_once_it_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that ends after its loop would tell it so in vain, with a traceback."""
@@ -205,19 +202,16 @@ def test_of_what_was_cancelled_nothing_is_at_work_once_it_is_closed(
         time.sleep(0.2)
         return connect(*arguments, **options)
 
-    async def main() -> list[threading.Thread]:
-        database = await Database.open(f"sqlite:///{tmp_path}/admin.db")
-        monkeypatch.setattr(sqlite3, "connect", slowly)
+    database = await Database.open(f"sqlite:///{tmp_path}/admin.db")
+    monkeypatch.setattr(sqlite3, "connect", slowly)
 
-        async def ask() -> None:
-            async with database.reading():
-                pass
+    async def ask() -> None:
+        async with database.reading():
+            pass
 
-        asking = asyncio.ensure_future(ask())
-        assert await asyncio.to_thread(connecting.wait, 60)
-        asking.cancel()
-        await asyncio.wait({asking})
-        await database.close()
-        return [each for each in threading.enumerate() if each not in before and "_connection_" in each.name]
-
-    assert asyncio.run(main()) == []
+    asking = asyncio.ensure_future(ask())
+    assert await asyncio.to_thread(connecting.wait, 60)
+    asking.cancel()
+    await asyncio.wait({asking})
+    await database.close()
+    assert [each for each in threading.enumerate() if each not in before and "_connection_" in each.name] == []

@@ -157,7 +157,7 @@ async def test_a_server_that_dies_is_followed_again_when_it_is_back(postgres: Po
         await comes(tmp_path, 2)
 
 
-def test_a_database_that_is_away_is_looked_for_within_a_second(
+async def test_a_database_that_is_away_is_looked_for_within_a_second(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it has been away: what is written when it is back acts as soon as ever."""
@@ -167,21 +167,18 @@ def test_a_database_that_is_away_is_looked_for_within_a_second(
         pauses.append(seconds)
         await sleep(0)
 
-    async def main() -> None:
-        async with followed(postgres.database(), tmp_path) as (_, follower):
-            postgres.stop(signal.SIGQUIT)
-            try:
-                await until(lambda: follower.error)
-                monkeypatch.setattr(following, "REPORT_EVERY", 0)
-                monkeypatch.setattr(asyncio, "sleep", noted)
-                looked = follower._followed.failures
-                while follower._followed.failures < looked + 10:
-                    await sleep(0.01)
-            finally:
-                monkeypatch.undo()
-                postgres.start()
-
-    asyncio.run(main())
+    async with followed(postgres.database(), tmp_path) as (_, follower):
+        postgres.stop(signal.SIGQUIT)
+        try:
+            await until(lambda: follower.error)
+            monkeypatch.setattr(following, "REPORT_EVERY", 0)
+            monkeypatch.setattr(asyncio, "sleep", noted)
+            looked = follower._followed.failures
+            while follower._followed.failures < looked + 10:
+                await sleep(0.01)
+        finally:
+            monkeypatch.undo()
+            postgres.start()
     assert max(pauses) < 1
 
 

@@ -135,7 +135,7 @@ def test_it_begins_again_after_a_failure(monkeypatch: pytest.MonkeyPatch, caplog
     assert made == 3
 
 
-def test_a_client_is_where_its_connection_comes_from() -> None:
+async def test_a_client_is_where_its_connection_comes_from() -> None:
     """Whatever its headers say, also on this machine: failed log-ins are counted by address."""
     seen = []
 
@@ -143,12 +143,9 @@ def test_a_client_is_where_its_connection_comes_from() -> None:
         seen.append((scope["client"][0], scope["scheme"]))
         await application(scope, receive, send)
 
-    async def main() -> None:
-        async with answering(lambda: noting) as address:
-            said = b"x-forwarded-for: 203.0.113.7\r\nx-forwarded-proto: https\r\nconnection: close\r\n\r\n"
-            await exchanged(address, QUESTION + said)
-
-    asyncio.run(main())
+    async with answering(lambda: noting) as address:
+        said = b"x-forwarded-for: 203.0.113.7\r\nx-forwarded-proto: https\r\nconnection: close\r\n\r\n"
+        await exchanged(address, QUESTION + said)
     assert seen == [("127.0.0.1", "http")]
 
 

@@ -149,62 +149,53 @@ class TestWriting:
                 await writer.finish()
             assert await found(database) == [(0, "orders", "allowed", 1)]
 
-    def test_what_is_decided_while_the_database_is_away_is_written_when_it_is_back(
+    async def test_what_is_decided_while_the_database_is_away_is_written_when_it_is_back(
         self, postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async def main() -> None:
-            async with opened(postgres.database()) as database:
-                with closing(Service(database, tmp_path / "one")) as service:
-                    service.decide("orders", ALLOWED, 1)
-                    await service.minute()
-                    postgres.stop()
-                    try:
-                        for times in (2, 3):
-                            service.decide("orders", ALLOWED, times)
-                            await service.minute()
-                        assert service.writer.waiting == 5
-                    finally:
-                        postgres.start()
-                    service.decide("orders", ALLOWED, 4)
-                    await service.minute()
-                    assert service.writer.waiting == service.writer.lost == 0
-                counts = [(minute, count) for minute, _, _, count in await found(database)]
-                assert counts == [(3, 4), (2, 3), (1, 2), (0, 1)]
-
-        asyncio.run(main())
+        async with opened(postgres.database()) as database:
+            with closing(Service(database, tmp_path / "one")) as service:
+                service.decide("orders", ALLOWED, 1)
+                await service.minute()
+                postgres.stop()
+                try:
+                    for times in (2, 3):
+                        service.decide("orders", ALLOWED, times)
+                        await service.minute()
+                    assert service.writer.waiting == 5
+                finally:
+                    postgres.start()
+                service.decide("orders", ALLOWED, 4)
+                await service.minute()
+                assert service.writer.waiting == service.writer.lost == 0
+            counts = [(minute, count) for minute, _, _, count in await found(database)]
+            assert counts == [(3, 4), (2, 3), (1, 2), (0, 1)]
         assert len([each for each in caplog.messages if each.startswith("usage waits for the database")]) == 1
 
-    def test_what_waits_is_bounded_and_what_is_lost_is_said(
+    async def test_what_waits_is_bounded_and_what_is_lost_is_said(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async def main() -> None:
-            database = Database(f"sqlite:///{tmp_path}/headgate.db")  # without tables: nothing can be written
-            with closing(Service(database, tmp_path / "one", most=4)) as service:
-                for times in range(1, 4):
-                    service.decide("orders", ALLOWED, times)
-                    service.decide("items", DENIED, times)
-                    await service.minute()
-                assert (service.writer.waiting, service.writer.lost) == (10, 2)
-                await database.upgrade()
+        database = Database(f"sqlite:///{tmp_path}/headgate.db")  # without tables: nothing can be written
+        with closing(Service(database, tmp_path / "one", most=4)) as service:
+            for times in range(1, 4):
+                service.decide("orders", ALLOWED, times)
+                service.decide("items", DENIED, times)
                 await service.minute()
-                assert (service.writer.waiting, service.writer.lost) == (0, 2)
-            assert sum(row[-1] for row in await found(database)) == 10
-            await database.close()
-
-        asyncio.run(main())
+            assert (service.writer.waiting, service.writer.lost) == (10, 2)
+            await database.upgrade()
+            await service.minute()
+            assert (service.writer.waiting, service.writer.lost) == (0, 2)
+        assert sum(row[-1] for row in await found(database)) == 10
+        await database.close()
         assert "usage was lost: 2 decisions of 2027-01-15T12:00:00Z waited too long" in caplog.messages
 
-    def test_a_service_that_ends_without_its_database_says_what_is_lost(
+    async def test_a_service_that_ends_without_its_database_says_what_is_lost(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async def main() -> None:
-            database = Database(f"sqlite:///{tmp_path}/headgate.db")
-            with closing(Service(database, tmp_path / "one")) as service:
-                service.decide("orders", ALLOWED, 7)
-                await service.writer.finish()
-            await database.close()
-
-        asyncio.run(main())
+        database = Database(f"sqlite:///{tmp_path}/headgate.db")
+        with closing(Service(database, tmp_path / "one")) as service:
+            service.decide("orders", ALLOWED, 7)
+            await service.writer.finish()
+        await database.close()
         lost = "usage was lost: 7 decisions since 2027-01-15T12:00:00Z could not be written"
         assert (logging.WARNING, lost) in [(each.levelno, each.getMessage()) for each in caplog.records]
 

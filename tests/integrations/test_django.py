@@ -154,14 +154,10 @@ def test_rules_decide_by_the_path() -> None:
             limit(rule="log-ins")(site.home)
 
 
-def test_the_decorator_works_without_the_middleware() -> None:
+async def test_the_decorator_works_without_the_middleware() -> None:
     requests = RequestFactory()
     assert [site.own(requests.get("/own")).status_code for _ in range(2)] == [200, 429]
-
-    async def main() -> list[int]:
-        return [(await site.coroutine(requests.get("/coroutine"))).status_code for _ in range(2)]
-
-    assert asyncio.run(main()) == [200, 429]
+    assert [(await site.coroutine(requests.get("/coroutine"))).status_code for _ in range(2)] == [200, 429]
 
 
 @pytest.mark.parametrize("is_async", KINDS)

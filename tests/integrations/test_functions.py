@@ -130,7 +130,7 @@ def test_errors_may_cost_nothing_and_some_are_exempt() -> None:
             asyncio.run(send_async())
 
 
-def test_an_asynchronous_generator_counts_once_and_never_blocks_the_loop() -> None:
+async def test_an_asynchronous_generator_counts_once_and_never_blocks_the_loop() -> None:
     closed: list[str] = []
 
     @limited("1/minute", otherwise="wait", refund_on_error=True)
@@ -143,19 +143,16 @@ def test_an_asynchronous_generator_counts_once_and_never_blocks_the_loop() -> No
         finally:
             closed.append(name)
 
-    async def collected() -> list[str]:
-        assert closed == []
-        with pytest.raises(LookupError):  # which costs nothing
-            _ = [each async for each in items("broken")]
-        found = [each async for each in items("a")]
-        waiting = asyncio.ensure_future(anext(aiter(items("b"))))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert not waiting.done(), "it waits for its turn, and we do not wait for it"
-        waiting.cancel()
-        return found
-
-    assert asyncio.run(collected()) == ["a0", "a1"]
+    assert closed == []
+    with pytest.raises(LookupError):  # which costs nothing
+        _ = [each async for each in items("broken")]
+    found = [each async for each in items("a")]
+    waiting = asyncio.ensure_future(anext(aiter(items("b"))))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not waiting.done(), "it waits for its turn, and we do not wait for it"
+    waiting.cancel()
+    assert found == ["a0", "a1"]
     assert closed == ["broken", "a"]
 
 

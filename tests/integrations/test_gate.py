@@ -178,7 +178,7 @@ def test_what_shares_a_budget_on_other_terms_counts_by_itself() -> None:
         assert passed(gate(), 5, *budgets) == expected, others
 
 
-def test_nobody_is_exempt_by_an_answer_that_nobody_waits_for() -> None:
+async def test_nobody_is_exempt_by_an_answer_that_nobody_waits_for() -> None:
     class Exempt:
         async def __call__(self, request: Any) -> bool:
             return False
@@ -187,12 +187,8 @@ def test_nobody_is_exempt_by_an_answer_that_nobody_waits_for() -> None:
     for found in (gate(limits="1/minute", exempt=exempt), gate(limits=Budget(limits="1/minute", exempt=exempt))):
         with pytest.raises(UsageError, match="synchronous"):
             entered(found)
-
-    async def main() -> list[bool]:
-        waiting = AsyncGate({"limits": "1/minute", "exempt": exempt})
-        return [await waiting.enter(visit(waiting), waiting.budgets) is None for _ in range(2)]
-
-    assert asyncio.run(main()) == [True, False]
+    waiting = AsyncGate({"limits": "1/minute", "exempt": exempt})
+    assert [await waiting.enter(visit(waiting), waiting.budgets) is None for _ in range(2)] == [True, False]
 
 
 def test_two_budgets_of_a_route_do_not_count_in_one_place() -> None:

@@ -119,7 +119,7 @@ def test_rules_are_shown_with_how_loading_them_went(tmp_path: Path) -> None:
     recorder.close()
 
 
-def test_a_store_is_shown_with_its_batches_and_its_outage(own_redis: RedisServer) -> None:
+async def test_a_store_is_shown_with_its_batches_and_its_outage(own_redis: RedisServer) -> None:
     recorder = Recorder()
 
     def shown(name: str, **labels: str) -> float:
@@ -131,24 +131,21 @@ def test_a_store_is_shown_with_its_batches_and_its_outage(own_redis: RedisServer
         labels = frozenset({("mode", "local"), ("reason", "circuit_open")})
         return ("headgate_store_degraded_total", labels) in samples(recorder.metrics()[1])
 
-    async def main() -> None:
-        async with AsyncEngine(load(RULES), store=own_redis.address) as engine:
-            decisions = Decisions(engine, recorder)
-            await asyncio.gather(*[decisions.check(REQUEST) for _ in range(100)])
-            assert shown("calls_total") == 100
-            assert shown("questions_total") == 100
-            assert 1 <= shown("batches_total") < 50
-            assert shown("batch_duration_seconds_count") == shown("batches_total")
-            assert shown("batch_duration_seconds_sum") > 0
-            assert shown("circuit_state", shard="") == 0
-            own_redis.stop()
-            while not shown("circuit_openings_total"):
-                await decisions.check(REQUEST)
-            assert shown("circuit_state", shard="") == 2
-            await asked_until(decisions, decided_at_once, "nobody waits for it")
-            assert value(recorder.metrics()[1], "headgate_rule_degraded_total", rule="single") >= 1
-
-    asyncio.run(main())
+    async with AsyncEngine(load(RULES), store=own_redis.address) as engine:
+        decisions = Decisions(engine, recorder)
+        await asyncio.gather(*[decisions.check(REQUEST) for _ in range(100)])
+        assert shown("calls_total") == 100
+        assert shown("questions_total") == 100
+        assert 1 <= shown("batches_total") < 50
+        assert shown("batch_duration_seconds_count") == shown("batches_total")
+        assert shown("batch_duration_seconds_sum") > 0
+        assert shown("circuit_state", shard="") == 0
+        own_redis.stop()
+        while not shown("circuit_openings_total"):
+            await decisions.check(REQUEST)
+        assert shown("circuit_state", shard="") == 2
+        await asked_until(decisions, decided_at_once, "nobody waits for it")
+        assert value(recorder.metrics()[1], "headgate_rule_degraded_total", rule="single") >= 1
     recorder.close()
 
 

@@ -20,49 +20,42 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.server.readiness._PATIENCE", 60.0)
 
 
-def test_a_store_that_decides_is_no_trouble_and_one_that_is_away_is(own_redis: RedisServer) -> None:
-    async def run() -> list[str]:
-        async with AsyncEngine(RULES, store=own_redis.address) as engine:
-            readiness = Readiness(engine)
-            well = await readiness.degraded()
-        async with AsyncEngine(RULES, store=f"redis://127.0.0.1:{free_port()}/0") as engine:
-            return [well, await Readiness(engine).degraded()]
-
-    assert asyncio.run(run()) == ["", "storage_unavailable"]
+async def test_a_store_that_decides_is_no_trouble_and_one_that_is_away_is(own_redis: RedisServer) -> None:
+    async with AsyncEngine(RULES, store=own_redis.address) as engine:
+        readiness = Readiness(engine)
+        well = await readiness.degraded()
+    async with AsyncEngine(RULES, store=f"redis://127.0.0.1:{free_port()}/0") as engine:
+        assert [well, await Readiness(engine).degraded()] == ["", "storage_unavailable"]
 
 
-def test_those_who_ask_at_once_share_an_answer_and_one_who_leaves_takes_it_from_nobody() -> None:
-    async def run() -> list[str]:
-        async with AsyncEngine(RULES) as engine:
-            readiness = Readiness(engine)
-            asking = [asyncio.create_task(readiness.degraded()) for _ in range(3)]
-            await asyncio.sleep(0)
-            asking.pop().cancel()
-            return await asyncio.gather(*asking)
-
-    assert asyncio.run(run()) == ["", ""]
+async def test_those_who_ask_at_once_share_an_answer_and_one_who_leaves_takes_it_from_nobody() -> None:
+    async with AsyncEngine(RULES) as engine:
+        readiness = Readiness(engine)
+        asking = [asyncio.create_task(readiness.degraded()) for _ in range(3)]
+        await asyncio.sleep(0)
+        asking.pop().cancel()
+        assert await asyncio.gather(*asking) == ["", ""]
 
 
-def test_a_store_that_goes_is_noticed() -> None:
-    async def run() -> list[str]:
-        with redis_server() as server:
-            async with AsyncEngine(RULES, store=server.address) as engine:
-                readiness, patient = Readiness(engine, fresh=0), Readiness(engine, fresh=3600)
-                before = [await readiness.degraded(), await patient.degraded()]
-                server.stop()
-                return [*before, await readiness.degraded(), await patient.degraded()]
+async def test_a_store_that_goes_is_noticed() -> None:
+    with redis_server() as server:
+        async with AsyncEngine(RULES, store=server.address) as engine:
+            readiness, patient = Readiness(engine, fresh=0), Readiness(engine, fresh=3600)
+            before = [await readiness.degraded(), await patient.degraded()]
+            server.stop()
+            assert [*before, await readiness.degraded(), await patient.degraded()] == [
+                "",
+                "",
+                "storage_unavailable",
+                "",
+            ]
 
-    assert asyncio.run(run()) == ["", "", "storage_unavailable", ""]
 
-
-def test_who_waits_hears_that_a_node_drains() -> None:
-    async def run() -> tuple[bool, bool, bool]:
-        async with AsyncEngine(RULES) as engine:
-            readiness = Readiness(engine)
-            before = await readiness.drains(0.001)
-            waiting = asyncio.create_task(readiness.drains(60))
-            await asyncio.sleep(0)
-            readiness.drain()
-            return before, await waiting, readiness.is_draining
-
-    assert asyncio.run(run()) == (False, True, True)
+async def test_who_waits_hears_that_a_node_drains() -> None:
+    async with AsyncEngine(RULES) as engine:
+        readiness = Readiness(engine)
+        before = await readiness.drains(0.001)
+        waiting = asyncio.create_task(readiness.drains(60))
+        await asyncio.sleep(0)
+        readiness.drain()
+        assert (before, await waiting, readiness.is_draining) == (False, True, True)

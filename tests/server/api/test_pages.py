@@ -50,17 +50,14 @@ def test_each_gets_the_format_that_was_asked_for(written: list[str]) -> None:
     assert len(written) == 2
 
 
-def test_who_asks_later_gets_a_newer_page_and_one_who_leaves_takes_it_from_nobody() -> None:
-    async def run() -> list[bytes]:
-        recorder = Recorder()
-        pages = MetricsPages(recorder)
-        bodies = [(await pages.metrics(METRICS)).body]
-        recorder.called("check", "error", 1000)
-        asking = [asyncio.create_task(pages.metrics(METRICS)) for _ in range(2)]
-        await asyncio.sleep(0)
-        asking.pop().cancel()
-        bodies.append((await asking.pop()).body)
-        return bodies
-
-    before, after = asyncio.run(run())
+async def test_who_asks_later_gets_a_newer_page_and_one_who_leaves_takes_it_from_nobody() -> None:
+    recorder = Recorder()
+    pages = MetricsPages(recorder)
+    bodies = [(await pages.metrics(METRICS)).body]
+    recorder.called("check", "error", 1000)
+    asking = [asyncio.create_task(pages.metrics(METRICS)) for _ in range(2)]
+    await asyncio.sleep(0)
+    asking.pop().cancel()
+    bodies.append((await asking.pop()).body)
+    before, after = bodies
     assert before != after

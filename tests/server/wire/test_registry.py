@@ -160,16 +160,13 @@ def test_one_that_fails_is_closed_and_the_others_are_served(
     assert "this one is broken" in caplog.text
 
 
-def test_a_turn_is_followed_by_another() -> None:
-    async def twice() -> list[str]:
-        notes: list[str] = []
-        registry = ConnectionRegistry(DEFAULT, None, asyncio.get_running_loop())
-        try:
-            for name in ("a", "b"):
-                registry.serve_soon(Batched(name, notes))
-                await asyncio.sleep(0)
-        finally:
-            registry.close()
-        return notes
-
-    assert asyncio.run(twice()) == ["serve a", "flush a", "serve b", "flush b"]
+async def test_a_turn_is_followed_by_another() -> None:
+    notes: list[str] = []
+    registry = ConnectionRegistry(DEFAULT, None, asyncio.get_running_loop())
+    try:
+        for name in ("a", "b"):
+            registry.serve_soon(Batched(name, notes))
+            await asyncio.sleep(0)
+    finally:
+        registry.close()
+    assert notes == ["serve a", "flush a", "serve b", "flush b"]

@@ -545,20 +545,13 @@ class TestTheCallers:
         assert (await store.run(Call(Verb.PEEK, plan))).remaining == 100
         await store.close()
 
-    def test_too_many_are_turned_away_at_once(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_too_many_are_turned_away_at_once(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(batching, "LONGEST_QUEUE", 10)
         plan = a_plan()
-
-        async def run() -> list[Any]:
-            store = AsyncRedisStore(parse(server.address))
-            answers = await asyncio.gather(
-                *(store.run(Call(Verb.CHECK, plan)) for _ in range(30)), return_exceptions=True
-            )
-            assert await store.run(Call(Verb.CHECK, plan))
-            await store.close()
-            return answers
-
-        answers = asyncio.run(run())
+        store = AsyncRedisStore(parse(server.address))
+        answers = await asyncio.gather(*(store.run(Call(Verb.CHECK, plan)) for _ in range(30)), return_exceptions=True)
+        assert await store.run(Call(Verb.CHECK, plan))
+        await store.close()
         shed = [answer for answer in answers if isinstance(answer, StoreUnavailable)]
         assert len(shed) == 20
         assert len({id(error) for error in shed}) == 20
