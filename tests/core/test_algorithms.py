@@ -46,3 +46,14 @@ def test_sliding_window_is_another_name_of_the_counter() -> None:
 def test_unknown_names_are_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(InvalidQuota, match="use one of token_bucket, leaky_bucket"):
         Algorithm.named(name)
+
+
+@pytest.mark.parametrize("algorithm", [each for each in Algorithm if each is not Algorithm.SLIDING_WINDOW_LOG])
+def test_a_state_has_as_many_integers_for_ever(algorithm: Algorithm) -> None:
+    quota, state, lengths = Quota(7, SECOND, algorithm=algorithm), None, set()
+    for number in range(1000):
+        state, _ = quota.step(state, number % 3, 1_750_000_000 * SECOND + number * 12_345)
+        assert state is not None
+        assert {type(part) for part in state} == {int}
+        lengths.add(len(state))
+    assert len(lengths) == 1

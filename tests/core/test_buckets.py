@@ -22,11 +22,11 @@ class Bucket(Protocol):
     def __call__(self, limit: int, window_us: int = SECOND, burst: int = 0) -> Quota: ...
 
 
-def play(quota: Quota, rows: list[Row], state: State = None) -> State:
-    """Step through `rows`, with times relative to START, and return the last state."""
+def play(quota: Quota, rows: list[Row], state: State = None, start: int = START) -> State:
+    """Step through `rows`, with times relative to `start`, and return the last state."""
     for row in rows:
         time, cost, *_ = row
-        state, said = quota.step(state, cost, START + time)
+        state, said = quota.step(state, cost, start + time)
         assert row == (time, cost, said.allowed, said.remaining, said.retry_after_us, said.reset_after_us)
     return state
 
@@ -161,13 +161,6 @@ class TestOneLimit:
     def test_a_denied_request_returns_the_very_state(self, five: Quota) -> None:
         state, _ = five.step(None, 5, START)
         assert five.step(state, 1, START + 10)[0] is state
-
-    def test_a_state_is_integers_for_ever(self, seven: Quota) -> None:
-        state: State = None
-        for number in range(1000):
-            state, _ = seven.step(state, number % 3, START + number * 12_345)
-            assert state is not None
-            assert {type(part) for part in state} == {int}
 
 
 class TestChangedLimit:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from headgate.core.algorithms import Algorithm, State, void_at
+from headgate.core.algorithms import Algorithm, void_at
 from headgate.core.quota import Quota
+from tests.core import test_buckets
+from tests.core.test_buckets import SECOND, Row
 
-SECOND = 1_000_000
 MINUTE = 60 * SECOND
 MIDNIGHT = 20_000 * 86_400 * SECOND
-Row = tuple[int, int, bool, int, int, int]
+play = partial(test_buckets.play, start=MIDNIGHT)
 
 
 def fixed(limit: int, window_us: int = MINUTE) -> Quota:
     return Quota(limit, window_us, algorithm=Algorithm.FIXED_WINDOW)
-
-
-def play(quota: Quota, rows: list[Row], state: State = None) -> State:
-    """Step through `rows`, with times relative to MIDNIGHT, and return the last state."""
-    for row in rows:
-        time, cost, *_ = row
-        state, said = quota.step(state, cost, MIDNIGHT + time)
-        assert row == (time, cost, said.allowed, said.remaining, said.retry_after_us, said.reset_after_us)
-    return state
 
 
 def test_counts_until_the_window_ends() -> None:
@@ -127,11 +121,3 @@ class TestClockFallsBack:
         mended = play(fixed(3), [(now, 2, False, 1, left, left)], self.used_2)
         assert mended != self.used_2
         play(fixed(3), [(now + left - 1, 2, False, 1, 1, 1), (now + left, 2, True, 1, 0, MINUTE)], mended)
-
-
-def test_state_is_three_integers_for_ever() -> None:
-    state: State = None
-    for number in range(1000):
-        state, _ = fixed(7, SECOND).step(state, number % 3, MIDNIGHT + number * 12_345)
-        assert state is not None
-        assert [type(part) for part in state] == [int] * 3

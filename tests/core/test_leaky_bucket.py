@@ -24,21 +24,6 @@ def play(quota: Quota, rows: list[Row], state: State = None) -> State:
     return state
 
 
-def test_a_meter_refuses_what_would_overflow() -> None:
-    play(
-        leaky(4, queue=False),
-        [
-            (0, 0, True, 4, 0, 0, 0),
-            (0, 3, True, 1, 0, 750_000, 0),
-            (0, 2, False, 1, 250_000, 750_000, 0),
-            (0, 1, True, 0, 0, 1_000_000, 0),
-            (249_999, 1, False, 0, 1, 750_001, 0),
-            (250_000, 1, True, 0, 0, 1_000_000, 0),
-            (250_000, -3, True, 3, 0, 250_000, 0),
-        ],
-    )
-
-
 def test_a_queue_says_when_it_is_the_requests_turn() -> None:
     play(
         leaky(4),
@@ -139,7 +124,7 @@ def test_a_changed_limit_lets_the_same_queue_out_faster_or_slower() -> None:
 
 
 def test_a_meter_and_a_queue_share_their_state() -> None:
-    state, _ = leaky(4, queue=False).step(None, 2, START)
+    state = play(leaky(4, queue=False), [(0, 1, True, 3, 0, 250_000, 0), (0, 1, True, 2, 0, 500_000, 0)])
     play(leaky(4), [(0, 1, True, 1, 0, 750_000, 500_000)], state)
 
 

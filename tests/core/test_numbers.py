@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from fractions import Fraction
-from math import ceil, nan
+from math import ceil, inf, nan
 from typing import Any
 
 import pytest
@@ -22,12 +23,16 @@ class TestWhole:
     def test_in_range(self, value: int) -> None:
         assert whole("x", value, -3, 7, InvalidQuota) == value
 
-    @pytest.mark.parametrize("value", [-4, 8, 1 << 63, -(10**30)])
+    @pytest.mark.parametrize("value", [-4, 8, 1 << 53, 1 << 63, -(10**30)])
     def test_out_of_range(self, value: int) -> None:
         with pytest.raises(InvalidQuota, match=f"^x must be a whole number from -3 to 7, not {value}$"):
             whole("x", value, -3, 7, InvalidQuota)
 
-    @pytest.mark.parametrize("value", [True, False, 1.0, nan, "1", None, Fraction(1)], ids=repr)
+    @pytest.mark.parametrize(
+        "value",
+        [True, False, 1.0, 1e3, 0.5, nan, inf, "1", "", b"1", None, [1], Fraction(1), Decimal(1), 1j],
+        ids=repr,
+    )
     def test_not_whole(self, value: Any) -> None:
         with pytest.raises(InvalidQuota) as error:
             whole("x", value, -3, 7, InvalidQuota)

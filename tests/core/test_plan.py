@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, nan
+from math import nan
 from typing import Any
 
 import msgspec
@@ -355,21 +355,11 @@ class TestCost:
         assert checked_cost(cost, self.quotas) == cost
         assert Family("test", self.quotas).checked_cost(cost) == cost
 
-    @pytest.mark.parametrize("cost", [0, -1, MAX_COST + 1, 1 << 53, 1 << 63, 10**30])
-    def test_out_of_range(self, cost: int) -> None:
-        with pytest.raises(InvalidCost, match=f"^cost must be a whole number from 1 to 100000, not {cost}$"):
-            checked_cost(cost, self.quotas)
-
-    @pytest.mark.parametrize("cost", [1.0, 0.5, nan, inf, True, False, "1", b"1", None, [1]], ids=repr)
-    def test_not_whole(self, cost: Any) -> None:
+    @pytest.mark.parametrize("cost", [0, -1, MAX_COST + 1, 10**30, 1.0, nan, True, False, "1", None], ids=repr)
+    def test_out_of_range_or_not_whole(self, cost: Any) -> None:
         with pytest.raises(InvalidCost) as error:
             checked_cost(cost, self.quotas)
         assert str(error.value) == f"cost must be a whole number from 1 to 100000, not {cost!r}"
-
-    @pytest.mark.parametrize("cost", [10**5000, -(10**5000)], ids=["10**5000", "-10**5000"])
-    def test_a_number_too_long_to_be_printed(self, cost: int) -> None:
-        with pytest.raises(InvalidCost, match=r"^cost must be a whole number from 1 to 100000"):
-            checked_cost(cost, self.quotas)
 
     @pytest.mark.parametrize("cost", [16, 100_000])
     def test_above_the_capacity_of_one_limit(self, cost: int) -> None:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from headgate.core.algorithms import Algorithm, State, void_at
+from headgate.core.algorithms import Algorithm, void_at
 from headgate.core.numbers import EXACT
 from headgate.core.quota import Quota
+from tests.core import test_buckets
+from tests.core.test_buckets import SECOND, Row
 
-SECOND = 1_000_000
 WINDOW = 10 * SECOND
 MIDNIGHT = 20_000 * 86_400 * SECOND
-Row = tuple[int, int, bool, int, int, int]
+play = partial(test_buckets.play, start=MIDNIGHT)
 
 
 def counter(limit: int = 10, window_us: int = WINDOW) -> Quota:
     return Quota(limit, window_us, algorithm=Algorithm.SLIDING_WINDOW_COUNTER)
-
-
-def play(quota: Quota, rows: list[Row], state: State = None) -> State:
-    """Step through `rows`, with times relative to MIDNIGHT, and return the last state."""
-    for row in rows:
-        time, cost, *_ = row
-        state, said = quota.step(state, cost, MIDNIGHT + time)
-        assert row == (time, cost, said.allowed, said.remaining, said.retry_after_us, said.reset_after_us)
-    return state
 
 
 def test_weighs_the_previous_window_by_its_overlap() -> None:
@@ -220,15 +214,3 @@ class TestClockFallsBack:
         mended, _ = counter(most).step(state, 0, MIDNIGHT - 1)
         assert mended is not None
         assert mended[:3] == (MIDNIGHT, most + most // 2, 0)
-
-
-def test_sliding_window_is_another_name() -> None:
-    assert Quota(10, WINDOW, algorithm=Algorithm.named("sliding_window")) == counter()
-
-
-def test_state_is_four_integers_for_ever() -> None:
-    state: State = None
-    for number in range(1000):
-        state, _ = counter().step(state, number % 3, MIDNIGHT + number * 123_456)
-        assert state is not None
-        assert [type(part) for part in state] == [int] * 4
