@@ -407,7 +407,7 @@ class TestUsers:
     async def test_shared_limits_are_not_reset_for_one_user(self, admin: Admin) -> None:
         answer = await admin.ask("POST", "/api/v1/users/42/reset", {"rules": ["all-ip"]})
         assert answer.status_code == 400
-        assert "nothing of one user" in answer.json()["detail"]
+        assert "no state of one user" in answer.json()["detail"]
         assert (await admin.ask("POST", "/api/v1/users/42/reset", {"rules": ["nope"]})).status_code == 404
 
     @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ async def test_a_consumer_has_one_key_which_ends_when_it_should(
     database: Database, consumers: Consumers, clock: Clock
 ) -> None:
     made = await consumers.create("acme", ME, tenant="big", expires_at=clock.now + 2 * HOUR)
-    with pytest.raises(UsageError, match="has a key: rotate it"):
+    with pytest.raises(UsageError, match="already has a key: rotate it"):
         await consumers.create("acme", ME)
     clock.now += 1
     newer = await consumers.rotate("acme", ME, overlap_us=24 * HOUR)
@@ -76,7 +76,7 @@ async def test_a_consumer_has_one_key_which_ends_when_it_should(
     assert (old.id, old.expires_at, new) == (made.key.id, made.key.expires_at, newer.key)
     assert (new.tenant, new.expires_at) == ("big", made.key.expires_at)
     clock.now += 3 * HOUR
-    with pytest.raises(UsageError, match="has no key any more"):
+    with pytest.raises(UsageError, match="have ended: create a new one"):
         await consumers.rotate("acme", ME)
     await consumers.create("acme", ME)
     async with database.reading() as connection:

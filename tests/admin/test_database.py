@@ -119,7 +119,7 @@ class TestMigrations:
     async def test_tables_of_a_newer_version_are_left_alone(self, url: str, database: Database) -> None:
         async with database.writing() as connection:
             await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-        with pytest.raises(SchemaMismatch, match="newer version of Headgate than this: upgrade Headgate"):
+        with pytest.raises(SchemaMismatch, match="newer version of Headgate: upgrade Headgate"):
             await Database.open(url)
 
 

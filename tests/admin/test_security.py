@@ -148,11 +148,11 @@ class TestRequests:
         ):
             options = await admin.ask("OPTIONS", f"/api/v1/{path}", role="viewer")
             assert (options.status_code, options.headers["allow"]) == (204, allowed)
-        detail = f"'{RULES}' is asked with {wrong.headers['allow']}, not with 'PATCH'"
+        detail = f"'{RULES}' accepts {wrong.headers['allow']}, not 'PATCH'"
         assert wrong.json()["detail"] == detail
         nowhere = await admin.ask("GET", "/api/v1/rule")
         assert nowhere.status_code == 404
-        assert nowhere.json()["detail"] == "there is nothing at '/api/v1/rule'; /docs has what there is"
+        assert nowhere.json()["detail"] == "there is nothing at '/api/v1/rule'; /docs lists all paths"
         hidden = await admin.ask("GET", RULES, role="viewer", x_http_method_override="DELETE", x_method="PUT")
         assert hidden.status_code == 200
         assert (await admin.ask("POST", "/api/v1/rules/all-ip?_method=DELETE", {})).status_code == 405

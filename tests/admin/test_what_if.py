@@ -232,9 +232,9 @@ class TestWhichLimit:
     @pytest.mark.parametrize(
         ("rule", "window_us", "said"),
         [
-            ({"quota": "10/s; 500/day"}, None, "has several windows: say which of 1 s, 86400 s is meant"),
+            ({"quota": "10/s; 500/day"}, None, "has several windows: choose one of 1 s, 86400 s"),
             ({"quota": "10/s; 500/day"}, MINUTE_US, "has no such window: it has 1 s, 86400 s"),
-            ({"quota": "10 once"}, None, "no window of it is within 31d"),
+            ({"quota": "10 once"}, None, "it has no window of at most 31d"),
         ],
     )
     def test_what_is_not_clear_is_asked_back(self, rule: dict[str, Any], window_us: int | None, said: str) -> None:
@@ -357,7 +357,7 @@ class TestAsking:
             assert [name for name, answer in said.items() if answer["exact"]] == ["fixed"]
             assert "is one of another length: an estimate" in said["odd"]["assumes"]
             assert "is counted by the calendar: an estimate" in said["calendar"]["assumes"]
-            assert said["gcra"]["assumes"].endswith("is a gcra: an estimate, without regard to its burst")
+            assert said["gcra"]["assumes"].endswith("is a gcra: an estimate that ignores its burst")
             file = {"version": 1, "tiers": {}, "rules": [{"id": "long", "quota": "6/minute; 900/365d"}]}
             tried = (await admin.ask("POST", "/api/v1/apply?dry_run=true", file)).json()
             (changed,) = [each for each in tried["changes"] if each["id"] == "long"]

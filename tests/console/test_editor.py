@@ -70,7 +70,7 @@ def test_a_new_rule_begins_in_shadow_and_all_works_without_a_script(browsing: Br
     page.get_by_role("button", name="Preview").click()
     expect(page.locator("#effects")).to_contain_text("A new rule has no history")
     page.get_by_role("button", name="Save in shadow first").click()
-    expect(page.get_by_text("The rule counts, and refuses nobody.")).to_be_visible()
+    expect(page.get_by_text("The rule counts, and refuses nothing.")).to_be_visible()
     body = plane.ask("GET", f"/rules/{rule}").json()
     assert (body["shadow"], body["dimension"], body["refusal_status"]) == (True, ["user", "region"], 503)
     page.get_by_label("Percent").select_option("100")
@@ -162,7 +162,7 @@ def test_what_was_deleted_meanwhile_is_made_again_only_when_asked_for_twice(plan
     for wrong in (other, {**other, "yaml": json.dumps({"rule_id": "another", "limit": 1, "window": "1h"})}):
         refused = httpx.post(f"{plane.address}/rule/edit", data=wrong, headers=headers)
         assert refused.status_code == 400
-        assert "the id of a rule stays as it is" in refused.text
+        assert "the id of a rule cannot change" in refused.text
 
 
 BASE = {"id": "a", "limit": 5, "window": "1m", "replicas": 1, "when": {"region": "eu"}}

@@ -65,7 +65,7 @@ def test_without_a_key_the_answer_says_what_is_needed(page: Page, problems: Prob
     problems.expect("status 401: .*/api/v1/rules")
     opened(page, "/docs")
     assert executed(page, page.locator("#operations-Rules-list_rules")).status == 401
-    expect(page.locator(".live-responses-table")).to_contain_text("a key is needed")
+    expect(page.locator(".live-responses-table")).to_contain_text("a key is required")
 
 
 def test_the_search_looks_at_all_that_is_said_of_an_operation(page: Page) -> None:

@@ -78,7 +78,7 @@ class TestLogIn:
     def test_a_wrong_key_gets_none(self, page: Page, key: str) -> None:
         send_key(page, key)
         assert page.url.endswith("/login")
-        expect(page.get_by_role("alert")).to_contain_text("not good")
+        expect(page.get_by_role("alert")).to_contain_text("this key is invalid")
         expect(page.locator("input[name=key]")).to_have_value("")
         assert not page.context.cookies()
 
@@ -146,7 +146,7 @@ class TestLogIn:
             assert [send(plane, "POST", "/login", "", form).status_code for _ in range(4)] == [303] * 3 + [429]
             page = browsing.open(at=plane)
             send_key(page, plane.key("admin"))
-            expect(page.get_by_role("alert")).to_contain_text("this key may do that 3/day times; try again in")
+            expect(page.get_by_role("alert")).to_contain_text("the limit of this key is 3/day; try again in")
             assert not page.context.cookies()
 
 
@@ -172,7 +172,7 @@ class TestHeaders:
             answers = [page.goto("/about") for _ in range(4)]
             assert [answer.status for answer in answers if answer][-1] == 429
             expect(page.get_by_role("heading", level=1)).to_have_text("Too Many Requests")
-            expect(page.locator("main")).to_contain_text("this key may do that 3/day times; try again in")
+            expect(page.locator("main")).to_contain_text("the limit of this key is 3/day; try again in")
             assert_fits(page)
 
 

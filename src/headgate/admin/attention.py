@@ -1,4 +1,4 @@
-"""What needs the attention of an operator: what is wrong, why it matters, and what to do about it."""
+"""Problems that need an operator's attention: what is wrong, why it matters, and what to do."""
 
 from __future__ import annotations
 
@@ -13,42 +13,40 @@ if TYPE_CHECKING:
     from headgate.observe.rates import Figures
 
 GONE_AFTER_US = 15_000_000
-"""A node that has not reported for so long is gone: it reports every five seconds."""
+"""Time without a report after which a node is gone; it reports every five seconds."""
 _LATE_US = 10_000_000
-"""How long a node may take to run a change."""
+"""Time after which a node that does not run a change is behind."""
 MOST_OF_A_KIND = 5
 CRITICAL, WARNING, INFO = "critical", "warning", "info"
 _ORDER = (CRITICAL, WARNING, INFO)
-
-
 NO_DATABASE = "rules come from a file, so nodes do not know of each other: these figures are of one node"
 
 
 class Attention(msgspec.Struct, frozen=True):
-    """Something to attend to."""
+    """A problem that needs attention."""
 
     severity: str
     kind: str
     what: str
     why: str
     do: str
-    link: str
-    """Where the console shows it."""
+    link: str = "/nodes"
+    """The page of the console that shows it."""
 
 
 def is_gone(node: NodeFigures, fleet: Fleet) -> bool:
-    """Whether a node does not report any more, without having ended."""
+    """Whether a node has stopped reporting, but did not shut down."""
     return node.status.seen_at < fleet.now - GONE_AFTER_US
 
 
 def is_behind(node: NodeFigures, fleet: Fleet) -> bool:
-    """Whether a node does not run the newest rules, though it has had the time."""
+    """Whether a node does not run the newest rules, although it had the time to load them."""
     status = node.status
     return bool(status.error) or (status.revision < fleet.revision and fleet.changed_at < fleet.now - _LATE_US)
 
 
 def attention(fleet: Fleet) -> list[dict[str, Any]]:
-    """Return what needs attention, the most severe first."""
+    """Return problems as JSON, the most severe first."""
     found = sorted([*_of_fleet(fleet), *fleet.findings], key=lambda each: _ORDER.index(each.severity))
     return [msgspec.structs.asdict(each) for each in found]
 
@@ -62,7 +60,6 @@ def _of_fleet(fleet: Fleet) -> Iterator[Attention]:
             f"{fleet.reason[0].upper()}{fleet.reason[1:]}. Decisions continue by the last good rules; nothing can be "
             "changed, and other nodes are not shown.",
             "Check that the database runs and that this node can reach it. Everything resumes automatically.",
-            "/nodes",
         )
     for node in fleet.nodes:
         yield from _of_node(node, fleet)
@@ -77,7 +74,6 @@ def _of_fleet(fleet: Fleet) -> Iterator[Attention]:
             f"Nodes run different versions: {'; '.join(versions)}",
             "That is normal during an upgrade; afterwards it means that a node was left out.",
             "Upgrade the nodes that run the older version.",
-            "/nodes",
         )
     if counting := sum(not each.enforcing for each in fresh):
         yield Attention(
@@ -86,7 +82,6 @@ def _of_fleet(fleet: Fleet) -> Iterator[Attention]:
             f"Limits refuse nothing on {_nodes(counting)}: enforcement is off",
             "Every rule only counts what it would refuse.",
             'To enforce limits again, run "headgate enforcement on" on each of these nodes.',
-            "/nodes",
         )
     for what in sorted({name for each in fresh for name in each.broken}):
         yield Attention(
@@ -95,7 +90,6 @@ def _of_fleet(fleet: Fleet) -> Iterator[Attention]:
             f"The last change of {what.replace('_', ' ')} is not in force",
             "It is invalid, so nodes keep what was in force before.",
             "Correct it: the log of the service, and headgate serve --check, say what is wrong and where.",
-            "/nodes",
         )
     if shed := sum(each.rates.shed for each in fresh):
         yield Attention(
@@ -104,7 +98,6 @@ def _of_fleet(fleet: Fleet) -> Iterator[Attention]:
             f"Nodes turn away {shed:.3g} calls per second to protect themselves",
             "They are overloaded, or one client sends more than its share.",
             "Add nodes or workers, or limit the client that sends most.",
-            "/nodes",
         )
 
 
@@ -118,7 +111,6 @@ def _of_node(node: NodeFigures, fleet: Fleet) -> Iterator[Attention]:
             f"Node {name} is gone: it last reported {_ago(fleet.now - status.seen_at)} ago",
             "It was killed, its machine is down, or it cannot reach the database. Its requests are not in the figures.",
             "Look at its log and start it again. A node that stays gone is dropped an hour after its last report.",
-            "/nodes",
         )
     elif is_behind(node, fleet):
         why = f"It reports: {status.error}" if status.error else "It has not loaded the newest rules yet."
@@ -128,12 +120,11 @@ def _of_node(node: NodeFigures, fleet: Fleet) -> Iterator[Attention]:
             f"Node {name} decides by revision {status.revision}, not {fleet.revision}",
             why,
             "Look at its log. If rules are refused, undo the revision or upgrade the node.",
-            "/nodes",
         )
 
 
 def _of_store(fleet: Fleet) -> Iterator[Attention]:
-    """Return what is wrong with servers of the store, each once for all nodes."""
+    """Return unavailable servers of stores, each once for all nodes."""
     fresh = fleet.fresh
     troubled = [each for each in fresh if each.circuits]
     for store, shard in sorted({(each.store, name) for each in troubled for name in each.circuits})[:MOST_OF_A_KIND]:
@@ -147,12 +138,11 @@ def _of_store(fleet: Fleet) -> Iterator[Attention]:
             f"{name} has been down on {len(concerned)} of {_nodes(len(fresh))} for {lasting}",
             f"{degraded:.3g} decisions per second are made without it, as on_store_failure of each rule says.",
             "Check that it runs and that nodes can reach it: they return to it automatically.",
-            "/nodes",
         )
 
 
 def _of_stores(fresh: list[Figures]) -> Iterator[Attention]:
-    """Return what is wrong with who has which store: limits hold for those together that share one."""
+    """Return whether nodes use different stores: only nodes that share a store share their limits."""
     stores = sorted({each.store for each in fresh if each.store})
     if "memory" in stores and len(fresh) > 1:
         alone = sum(each.store == "memory" for each in fresh)
@@ -162,7 +152,6 @@ def _of_stores(fresh: list[Figures]) -> Iterator[Attention]:
             f"{_nodes(alone)} of {len(fresh)} count in memory, each on its own",
             "A client that reaches several nodes gets its limit from each of them.",
             "Start all nodes with the same --store, such as redis://HOST:6379.",
-            "/nodes",
         )
     elif len(stores) > 1:
         yield Attention(
@@ -171,12 +160,10 @@ def _of_stores(fresh: list[Figures]) -> Iterator[Attention]:
             f"Nodes use different stores: {', '.join(stores[:MOST_OF_A_KIND])}",
             "Limits hold for those nodes together that share a store.",
             "If this is one fleet, start all nodes with the same --store.",
-            "/nodes",
         )
 
 
 def clock(at_us: int) -> str:
-    """Write a moment for people, to the minute."""
     return datetime.fromtimestamp(at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 

@@ -1,13 +1,13 @@
-"""The audit trail: who changed what, when, from what to what, and why.
+"""The audit trail: who changed what, when, why, and the states before and after.
 
-Entries are only ever appended, each with the digest of the one before it, so that an entry that was changed, removed
-or slipped in later shows: its digest, or the next one's, does not fit. Entries older than the retention are removed
-from the beginning, where the chain then starts with the last digest removed. An entry at the end, a cut, records that:
-a beginning that no cut names was not moved by the retention, which then removes nothing either.
+Entries are only appended, and each has the digest of the one before it. An entry that is changed, removed or inserted
+later breaks this chain. The retention removes the oldest entries: the chain then starts with the last digest removed,
+and an entry at its end, a cut, records the removal. If no cut names the start of the chain, the retention did not move
+it; then the retention removes nothing more.
 
-Whoever may write to the database can also compute a whole new chain, append a cut of their own, or cut off the end.
-That shows only beside digests that are kept elsewhere: `verify` returns the last one, and accepts one that must be in
-the chain, as each has to be that is younger than the retention.
+With write access to the database, an attacker can also compute a new chain, append a cut, or delete the newest entries.
+To detect that, keep digests elsewhere: `verify` returns the last one, and checks that a given one is in the chain,
+where every digest younger than the retention must be.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from headgate.core.calendar import DAY_US
 RETENTION_DAYS = 90
 _PAGE = 1000
 _CUT = "cut"
-"""The action by which the retention records what it removes."""
+"""The action of the retention."""
 _NOTHING = "0" * 64
-"""The digest before the first entry of all."""
+"""The digest before the very first entry."""
 _LOG = logging.getLogger("headgate.admin")
 
 
 class Actor(NamedTuple):
-    """Who does something, and all that is known of why."""
+    """The author of a change, with its reason."""
 
     name: str
-    """The name of the key, or who ran the command."""
+    """The name of the key, or of the user who ran the command."""
     request_id: str = ""
     reason: str = ""
 
 
 class AuditEntry(NamedTuple):
-    """One change, as it is to be recorded."""
+    """One change."""
 
     action: str
     """create, update or delete; of keys also revoke, of limits reset, and of the trail itself cut."""
@@ -56,20 +56,19 @@ class AuditEntry(NamedTuple):
 
 
 class AuditChain(NamedTuple):
-    """What `verify` found."""
+    """The result of `verify`."""
 
     entries: int
-    """How many there are."""
     last: str
-    """The digest of the last one: note it elsewhere to find later that entries at the end are missing."""
+    """The digest of the last entry; keep it elsewhere to detect later that entries at the end are missing."""
     fault: str = ""
-    """What does not fit; empty if all does."""
+    """Where the chain is broken; empty if it is intact."""
     removed: int = 0
-    """How many older ones the retention has removed."""
+    """The number of older entries that the retention has removed."""
 
 
 async def append(connection: AsyncConnection, entries: list[AuditEntry], actor: Actor, revision: int, now: int) -> None:
-    """Add entries, in the transaction of the change itself, which has made sure that no other writes meanwhile."""
+    """Add entries in the transaction of the change, which must exclude other writers."""
     sequence, previous = await _end(connection)
     common = {"at": now, "actor": actor.name, "request_id": actor.request_id, "reason": actor.reason}
     for some in slices(entries):
@@ -91,7 +90,7 @@ def _chained(
 
 
 async def verify(connection: AsyncConnection, contains: str = "") -> AuditChain:
-    """Go through the whole chain; `contains` is a digest that must be in it, if given."""
+    """Verify the whole chain; `contains` is a digest that must be in it, if given."""
     start, cut = await _start(connection), None
     sequence, previous, count = start["sequence"], start["digest"], 0
     if not start["digest"]:
@@ -119,10 +118,10 @@ async def verify(connection: AsyncConnection, contains: str = "") -> AuditChain:
 async def page(
     connection: AsyncConnection, filters: Mapping[str, Any], offset: int, limit: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return some entries, the newest first, and how many there are.
+    """Return some entries, the newest first, and their total number.
 
     `filters` are values of actor, action, kind and subject, and `since` and `until`, in microseconds since the epoch;
-    `without` is a kind that is left out.
+    `without` is a kind that is excluded.
     """
     equal = filters.keys() - {"since", "until", "without"}
     conditions = [audit.c[name] == filters[name] for name in equal]
@@ -138,9 +137,9 @@ async def page(
 
 
 async def prune(connection: AsyncConnection, now: int, days: int = RETENTION_DAYS) -> int:
-    """Remove entries that are older than so many days, once a day; says how many.
+    """Remove entries older than some days, at most once a day; return their number.
 
-    If anything else has moved the beginning, none is removed, so that this still shows.
+    If the start of the chain was moved otherwise, nothing is removed, which would hide that.
     """
     oldest = (await connection.execute(select(func.min(audit.c.at)))).scalar()
     if oldest is None or oldest >= now - (days + 1) * DAY_US:
@@ -150,7 +149,7 @@ async def prune(connection: AsyncConnection, now: int, days: int = RETENTION_DAY
     cut = (await connection.execute(cuts)).scalar()
     if start["digest"] != (cut["digest"] if cut else _NOTHING):
         _LOG.error(
-            "the beginning of the audit trail was moved: no entry is removed any more; see headgate audit verify"
+            "the start of the audit trail was changed, so the retention removes no entries: run headgate audit verify"
         )
         return 0
     newest = select(audit.c.sequence, audit.c.digest).where(audit.c.at < now - days * DAY_US)
@@ -164,7 +163,7 @@ async def prune(connection: AsyncConnection, now: int, days: int = RETENTION_DAY
 
 
 def digest_of(row: Mapping[str, Any]) -> str:
-    """Return the digest of an entry: of all its fields, and of the digest before it."""
+    """Return the digest of all fields of an entry, among them the digest of the entry before it."""
     text = _DIGESTED.encode({name: row[name] for name in _FIELDS})
     return sha256(text.encode()).hexdigest()
 
@@ -174,7 +173,7 @@ _DIGESTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii
 
 
 async def _start(connection: AsyncConnection) -> dict[str, Any]:
-    """Return the sequence and the digest of the entry before the first one; where that was deleted, no digest."""
+    """Return the sequence and the digest of the entry before the first one; an empty digest if that was deleted."""
     start = await connection.execute(select(audit_start.c.sequence, audit_start.c.digest))
     return dict(start.mappings().one_or_none() or {"sequence": 0, "digest": ""})
 
@@ -201,7 +200,7 @@ async def _rows(connection: AsyncConnection) -> AsyncIterator[dict[str, Any]]:
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Return all texts in something that is, or was, JSON."""
+    """Return all texts in JSON data, names of members too."""
     left = [value]
     while left:
         part = left.pop()

@@ -1,12 +1,10 @@
-"""The rules, tiers, users and settings in a database: what is in force, what was, and how it changes.
+"""The rules, tiers, users and settings in a database: the objects in force, their past versions, and changes.
 
-A change is a list of operations that happen together or not at all. Whatever is asked for is first validated with
-everything that it touches, by the declaration that also reads rules files, and is kept in the form that it would have
-in such a file. Every change moves the revision, leaves the version that was before, and is recorded in the audit trail,
-all in one transaction; changes happen one after the other.
+A change is a list of operations that succeed or fail together. It is validated with everything that it affects, by the
+declaration that also reads rules files, and stored in the form of such a file. In one transaction, it increments the
+revision, adds versions, and is recorded in the audit trail. Changes are serialized.
 
-Whoever changes what somebody else has changed meanwhile can be told so rather than overwrite it: an operation may name
-the version that it is to replace.
+An operation may name the version that it replaces, so that it fails instead of overwriting a concurrent change.
 """
 
 from __future__ import annotations
@@ -63,51 +61,46 @@ _CLEAN_UP = Actor("clean-up", reason="the override has ended")
 
 
 class Edited(NamedTuple):
-    """What something was, and what it is after an edit; None where it did not, or does not, exist."""
+    """An object before and after an edit; None if it did not, or does not, exist."""
 
     before: Stored | None
     after: Stored | None
     revision: int
-    """The revision that is in force now."""
+    """The revision in force."""
 
 
 class Catalog:
-    """What a database says is in force.
-
-    Args:
-        database: where it is kept.
-        clock: what time it is, in microseconds since the epoch; for tests.
-    """
+    """The objects in force in a database. `clock` returns microseconds since the epoch."""
 
     def __init__(self, database: Database, clock: Callable[[], int] = epoch_us) -> None:
         self.database, self._now = database, clock
         self._checked = 0, 0
-        """Revisions that this catalog made, one after the other: those after the first, up to the second."""
+        """The last consecutive revisions that this catalog made: after the first number, up to the second."""
 
     @property
     def source(self) -> str:
-        """Where the rules are, for people."""
+        """Where the rules are, for messages."""
         return f"a {'SQLite' if self.database.is_sqlite else 'PostgreSQL'} database"
 
     async def revision(self) -> int:
-        """Return the revision that is in force."""
+        """Return the number of the revision in force."""
         async with self.database.reading() as connection:
             return await revision_number(connection)
 
     async def document(self) -> Whole:
-        """Return the revision that is in force, and all of it as the data of a rules file."""
+        """Return the revision in force, as the data of a rules file."""
         async with self.database.reading() as connection:
             return Whole(await revision_number(connection), await document_of(connection))
 
     async def get(self, kind: ObjectKind, name: str) -> Stored | None:
-        """Return something in force; None if it does not exist."""
+        """Return an object in force; None if it does not exist."""
         async with self.database.reading() as connection:
             return (await stored_of(connection, kind, [name])).get(name)
 
     async def page(
         self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
     ) -> tuple[list[Stored], int]:
-        """Return some of what is in force of one kind, and how many pass the filters; see `RULE_DEFAULTS`."""
+        """Return objects of one kind that pass the filters, and their total number; see `RULE_DEFAULTS`."""
         table = TABLES[kind]
         column, conditions = table.c[sort.lstrip("-")], [condition(table, *each) for each in filters.items()]
         in_order = (column.desc() if sort.startswith("-") else column, table.c.id)
@@ -117,14 +110,14 @@ class Catalog:
             return [Stored(kind, *row) for row in await connection.execute(some)], total
 
     async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]:
-        """Return all that something ever was, the newest first."""
-        of_it = select(versions).where(versions.c.kind == kind, versions.c.id == name)
+        """Return all versions of an object, the newest first."""
+        mine = select(versions).where(versions.c.kind == kind, versions.c.id == name)
         async with self.database.reading() as connection:
-            found = (await connection.execute(of_it.order_by(versions.c.version.desc()))).mappings()
+            found = (await connection.execute(mine.order_by(versions.c.version.desc()))).mappings()
             return [ObjectVersion(*[row[field] for field in ObjectVersion._fields]) for row in found]
 
     async def changed_since(self, number: int) -> Changes | None:
-        """Return what differs from an earlier revision; None if that is too long ago, or never was."""
+        """Return the changes since a revision; None if it is too old, or does not exist."""
         async with self.database.reading() as connection:
             now = await revision_number(connection)
             oldest = (await connection.execute(select(func.min(changes.c.revision)))).scalar()
@@ -133,15 +126,15 @@ class Catalog:
             touched = select(changes.c.kind, changes.c.subject).distinct().where(changes.c.revision > number)
             names: dict[ObjectKind, list[str]] = {}
             for kind, subject in await connection.execute(touched):
-                if kind == ORDER:  # of which single rules say nothing
+                if kind == ORDER:  # which changes of single rules cannot express
                     return None
                 names.setdefault(ObjectKind(kind), []).append(subject)
             over = versions.c.kind == ObjectKind.RULE, versions.c.revision > number, versions.c.body.is_(None)
             moved = set((await connection.execute(select(versions.c.id).where(*over))).scalars())
-            bodies = [BodyChange(ObjectKind.RULE, name, None) for name in moved]  # what came back is the last one
+            bodies = [BodyChange(ObjectKind.RULE, name, None) for name in moved]  # a rule that came back is now last
             for kind, ids in names.items():
                 stored = await stored_of(connection, kind, ids)
-                in_order = dict.fromkeys([*stored, *ids])  # new rules follow each other as they do there
+                in_order = dict.fromkeys([*stored, *ids])  # new rules keep their order
                 bodies += [
                     BodyChange(kind, name, stored[name].written if name in stored else None)
                     for name in in_order
@@ -150,21 +143,21 @@ class Catalog:
             return Changes(now, tuple(bodies))
 
     async def about(self, given: Changes) -> Body:
-        """Return what changes have to go with, themselves included, as the data of a rules file.
+        """Return the part of the rules that changes affect, with the changes, as the data of a rules file.
 
-        What they cannot concern is left out; of users with the same override there is one.
+        Of users with the same override, it has one.
         """
         operations = [Operation(ObjectKind(each.kind), each.id, each.body) for each in given.changes]
         async with self.database.reading() as connection:
             return await document_about(connection, operations)
 
     async def uses(self, kind: ObjectKind, name: str) -> dict[str, list[str]]:
-        """Return the ids of what uses a rule or a tier, by their kind: users, tiers, rules and settings."""
+        """Return the ids of objects that use a rule or a tier, by kind: users, tiers, rules and settings."""
         async with self.database.reading() as connection:
             return await uses_of(connection, kind, {name}, self._now())
 
     def has_checked(self, after: int, until: int) -> bool:
-        """Whether all changes from one revision to another were made here, so that they have been checked."""
+        """Whether all changes from one revision to another were made, and so validated, here."""
         first, last = self._checked
         return first <= after and until == last
 
@@ -180,18 +173,13 @@ class Catalog:
             self._checked = (first if made == last + 1 else made - 1), made
 
     async def change(self, operations: Sequence[Operation], actor: Actor, *, dry_run: bool = False) -> Changed:
-        """Do all of `operations`, or none.
-
-        Args:
-            operations: what to do; no two about the same thing.
-            actor: who wants it, and why.
-            dry_run: only say what would be changed.
+        """Run all of `operations`, each on another object, or none; with `dry_run`, only return the changes.
 
         Raises:
-            InvalidRules: what there would be then cannot be used; it says all that is wrong.
-            VersionConflict: somebody else was quicker.
-            UnknownObject: what is to be deleted does not exist.
-            DatabaseError: the database could not do it. Nothing is changed then.
+            InvalidRules: the result would be invalid; it has all problems.
+            VersionConflict: an object has another version than the expected one.
+            UnknownObject: an object to be deleted does not exist.
+            DatabaseError: the database failed.
         """
         async with self._changing(actor, dry_run=dry_run) as (_, transaction):
             return await transaction.run(operations)
@@ -201,7 +189,7 @@ class Catalog:
     ) -> Changed:
         """Delete a rule or a tier; with `drop` also the overrides of a rule, and the tier of its users.
 
-        Raises InUse if something else uses it; else as `change` does.
+        Raises InUse if another object uses it, and as `change` does.
         """
         async with self._changing(actor) as (connection, transaction):
             found = (await stored_of(connection, kind, [name])).get(name)
@@ -216,7 +204,7 @@ class Catalog:
             return await transaction.run([Operation(kind, name, None), *used])
 
     async def end_overrides(self) -> None:
-        """Take away overrides that have ended. Raises as `change` does."""
+        """Delete overrides that have ended. Raises as `change` does."""
         ended = select(overrides.c.user_id).where(overrides.c.until <= self._now()).limit(1)
         async with self.database.reading() as connection:
             if (await connection.execute(ended)).first() is None:
@@ -232,9 +220,9 @@ class Catalog:
         actor: Actor,
         expected: int | None = None,
     ) -> Edited:
-        """Let something be what `revised` makes of what it is, which nobody else changes meanwhile.
+        """Replace an object by the result of `revised`, atomically. Raises as `change` does.
 
-        `revised` gets and returns None for what does not exist; `expected` and errors are those of `change`.
+        None is an object that does not exist, as the argument and as the result of `revised`.
         """
         async with self._changing(actor) as (connection, transaction):
             before = (await stored_of(connection, kind, [name])).get(name)
@@ -256,11 +244,11 @@ class Catalog:
         sections: Collection[str] | None = None,
         replace_users: bool = False,
     ) -> Changed:
-        """Let these rules, or those that the data of a rules file says, be in force; see `change`.
+        """Put a set of rules, or the data of a rules file, in force; see `change`.
 
-        With `dry_run` it is only said what would be changed; with `only_first` nothing happens where anything was ever
-        changed. `expected` is the revision that is replaced. If `sections` are given, what is not in them stays as it
-        is, see `headgate.policy.changing.merged`; else nothing else is in force.
+        With `only_first`, it does nothing if there is any revision. `expected` is the revision that is replaced.
+        Without `sections`, it replaces all objects; with them, objects of other sections stay: see
+        `headgate.policy.changing.merged`.
         """
         ruleset: Ruleset | None
         ruleset = wanted if isinstance(wanted, Ruleset) else await asyncio.to_thread(from_data, wanted)
@@ -276,7 +264,7 @@ class Catalog:
                 check_stamps(rule, known.get(rule["id"], {}), f"rules[{place}].")
             if sections is not None:
                 whole = await asyncio.to_thread(merged, document, present, sections, replace_users=replace_users)
-                ruleset = ruleset if whole == document else None  # else it is not known whether all goes together
+                ruleset = ruleset if whole == document else None  # else the combination must be validated
                 document = whole
             operations = await asyncio.to_thread(operations_between, present, document)
             return await transaction.run(operations, list(bodies_of(document, ObjectKind.RULE)), ruleset)
@@ -284,7 +272,7 @@ class Catalog:
     async def roll_back(
         self, kind: ObjectKind, name: str, version: int, actor: Actor, expected: int | None = None
     ) -> Edited:
-        """Let something be again what it was in a version; that makes a new version. See `edit`."""
+        """Restore an earlier version of an object, as a new version. See `edit`."""
         bodies = {each.version: each.body for each in await self.versions(kind, name)}
         if version not in bodies:
             raise UnknownObject(f"{kind} {name!r} has no version {version}")
@@ -293,16 +281,10 @@ class Catalog:
     async def undo(
         self, number: int, actor: Actor, expected: int | None = None, *, force: bool = False, dry_run: bool = False
     ) -> Changed:
-        """Take back what a revision did; that makes a new one, which can be undone, too.
+        """Undo a revision by a new one, which can be undone too; with `force`, also what later changes replaced.
 
-        Args:
-            number: of the revision.
-            actor: who wants it, and why.
-            expected: the revision that has to be in force; None: any.
-            force: take back also what was changed again later.
-            dry_run: only say what would be changed.
-
-        Raises as `headgate.admin.revisions.undoing` and `change` do.
+        `expected` is the revision that must be in force; None: any. Raises as `headgate.admin.revisions.undoing` and
+        `change` do.
         """
         reason = f"undo of revision {number}" + (f": {actor.reason}" if actor.reason else "")
         async with self._changing(actor._replace(reason=reason), dry_run=dry_run) as (connection, transaction):

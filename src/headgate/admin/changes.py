@@ -1,4 +1,4 @@
-"""What operators do with all rules at once: apply a file, undo a revision, and try limits before they are in force."""
+"""Changes of many rules at once, and their previews: apply a file, undo a revision, try a rule or a limit."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ from headgate.policy.model import Rule, Ruleset
 
 _WEEK_US = 7 * DAY_US
 _MOST_TIERS = 1000
-_NOBODY = Actor("")
-"""Tries what is not done."""
+_DRY_RUN = Actor("")
 
 
 class RuleChanges:
-    """Revisions of a catalog: those that were made, and what a next one would do."""
+    """Past revisions of a catalog, and what a new one would change."""
 
     def __init__(self, rules: RuleCatalog, database: Database | None, reports: Reports) -> None:
         self._rules, self._database, self._reports = rules, database, reports
@@ -47,11 +46,11 @@ class RuleChanges:
         replace_users: bool = False,
         most: int | None = None,
     ) -> dict[str, Any]:
-        """Let what a rules file has be in force; says what that changes, and, if it is tried, how much that is used.
+        """Put a rules file in force; return the changes, and with `dry_run` the usage that they affect.
 
-        See `Catalog.apply` for what stays as it is, and `Changed.to_data` for `most`.
+        See `Catalog.apply` for what remains unchanged, and `Changed.to_data` for `most`.
         """
-        with _without_collections():
+        with _without_garbage_collection():
             loaded = await asyncio.to_thread(read_apart, text)
             wanted, sections = loaded.ruleset, loaded.sections
             present = (await self._rules.document()).document if dry_run else {}
@@ -64,18 +63,18 @@ class RuleChanges:
                 data = {**to_data(wanted), "users": {}, **kept}
                 wanted = await asyncio.to_thread(from_data, data)
                 rules = {each.subject for each in changed.entries if each.kind == ObjectKind.RULE}
-                await self._say_whom_it_touches(self._database, answer["changes"], rules, present, wanted)
+                await self._add_effects(self._database, answer["changes"], rules, present, wanted)
         return answer
 
     async def revisions(self, offset: int, limit: int) -> ResultPage:
-        """Return what was changed, the newest first, as far as the audit trail goes back."""
+        """Return the revisions that the audit trail still has, the newest first."""
         async with kept(self._database).reading() as connection:
             newest = await revision_number(connection)
             found, total = await revisions.revisions_of(connection, newest, offset, limit)
         return ResultPage.of([_revision(each) for each in found], total, offset + limit)
 
     async def revision(self, number: int, offset: int, limit: int) -> dict[str, Any]:
-        """Return a revision, and some of what it changed. Raises UnknownObject."""
+        """Return a revision with some of its changes. Raises UnknownObject."""
         async with kept(self._database).reading() as connection:
             found = await revisions.revision_of(connection, number, await revision_number(connection))
             items = await revisions.changes_of(connection, number, offset, limit)
@@ -85,12 +84,12 @@ class RuleChanges:
     async def undo(
         self, number: int, actor: Actor, expected: int | None, *, force: bool, dry_run: bool, limit: int
     ) -> dict[str, Any]:
-        """Take back what a revision did; says what that changes, up to a limit. Raises as `Catalog.undo` does."""
-        with _without_collections():
+        """Undo a revision; return the first `limit` changes. Raises as `Catalog.undo` does."""
+        with _without_garbage_collection():
             done = await self._rules.undo(number, actor, expected, force=force, dry_run=dry_run)
         return {"undone": number, **done.to_data(dry_run=dry_run, most=limit)}
 
-    async def _say_whom_it_touches(
+    async def _add_effects(
         self,
         database: Database,
         differences: list[dict[str, Any]],
@@ -98,9 +97,9 @@ class RuleChanges:
         present: dict[str, Any],
         wanted: Ruleset,
     ) -> None:
-        """Add to changes of rules and tiers how often they decide, and what their other limits would have refused.
+        """Add to changes of rules and tiers their usage, and what the new limits would have refused.
 
-        What happens to limits of the rules that are `changed` is said of the rules, not of tiers.
+        Limits in tiers of a rule that is `changed` itself are reported with the rule.
         """
         before = await asyncio.to_thread(from_data, {**present, "users": {}})
         limits = what_if.changes_between(before, wanted)
@@ -131,11 +130,11 @@ class RuleChanges:
                 ]
 
     async def try_rule(self, name: str, body: Any) -> dict[str, Any]:
-        """Say what a rule of this body would change, and what that would have refused in the last day and week.
+        """Return what a rule with this body would change, and would have refused in the last day and week.
 
         Raises as `Catalog.change` does.
         """
-        done = await self._rules.change([Operation(ObjectKind.RULE, name, body)], _NOBODY, dry_run=True)
+        done = await self._rules.change([Operation(ObjectKind.RULE, name, body)], _DRY_RUN, dry_run=True)
         entry = next((each for each in done.entries if (each.kind, each.subject) == (ObjectKind.RULE, name)), None)
         if entry is None:
             return {"before": body, "after": body}
@@ -178,9 +177,9 @@ class RuleChanges:
         since: int | None,
         until: int | None,
     ) -> dict[str, Any]:
-        """Say what another limit of a rule would have refused, in the last 7 days if nothing else is said.
+        """Return what another limit of a rule would have refused, by default in the last 7 days.
 
-        Raises UsageError for a limit or a window that makes no sense.
+        Raises UsageError for an invalid limit or window.
         """
         change = what_if.limit_change(rule, limit, window_us, in_force)
         until = epoch_us() if until is None else until
@@ -190,12 +189,12 @@ class RuleChanges:
         return {**self._with_hot_keys(answer), "not_counted": what_if.not_counted(rule.quotas)}
 
     def _with_hot_keys(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Add the hot keys of this service that the limit would refuse now, and how often they ask."""
+        """Add the hot keys of this service that the limit would refuse at present, with their rates."""
         report = msgspec.json.decode(self._reports.hot_keys())
-        asked = report.get("hot", []) if isinstance(report, dict) else []
+        hot = report.get("hot", []) if isinstance(report, dict) else []
         above = [
             {"key": each["key"], "per_second": each["per_second"]}
-            for each in asked
+            for each in hot
             if each["rule"] == answer["rule_id"] and each["per_second"] * answer["window_seconds"] > answer["limit"]
         ]
         return {**answer, "hot_keys": above}
@@ -206,8 +205,8 @@ def _revision(found: revisions.Revision) -> dict[str, Any]:
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
-    """Look for no garbage: of 100,000 users, each look stops all threads for a second, and there is none to find."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable the collector: with 100,000 users, each collection stops all threads for a second, and frees nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""Consumers: callers of the API that is protected, with keys that are issued while the service runs.
+"""Consumers: clients of the protected API, with keys that are issued while the service runs.
 
-A consumer is a user of the rules, whose name its keys prove: tier and overrides are those of the user of this name.
-Its key is a text such as ``hgc_4f9a2c81d07b_pQ...``, shown once, of which only a digest is kept. It opens neither the
-decision plane nor the admin plane. A consumer has one key at a time, and during an overlap the one before it as well.
+The keys of a consumer identify the user of its name, who has the tier and the overrides. A key is a text such as
+``hgc_4f9a2c81d07b_pQ...``, shown once, of which only a digest is kept. Neither the decision plane nor the admin plane
+accepts it. A consumer has one key, and during the overlap of a rotation also the one before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from headgate.admin import audit
 from headgate.admin.audit import Actor
 from headgate.admin.database import Database
-from headgate.admin.objects import UnknownObject, announce, revision_number
+from headgate.admin.keys import record
+from headgate.admin.objects import UnknownObject
 from headgate.admin.statements import begins
 from headgate.admin.tables import audit as trail
 from headgate.admin.tables import consumer_keys, epoch_us, users
@@ -28,7 +29,7 @@ from headgate.web.apikey import digest, is_fit
 
 
 class ConsumerKey(NamedTuple):
-    """All that is known of a key: not the key itself."""
+    """A key, without its text."""
 
     id: str
     consumer: str
@@ -44,33 +45,28 @@ class ConsumerKey(NamedTuple):
 
 
 class NewConsumerKey(NamedTuple):
-    """A key that was just made, and the only time that it is shown."""
+    """A key that was just created, with its text, which is kept nowhere."""
 
     key: ConsumerKey
     text: str
 
 
 class Consumer(NamedTuple):
-    """A consumer, with all keys that it ever had, the oldest first."""
+    """A consumer with all its keys, past ones too, the oldest first."""
 
     tier: str
-    """Of the user of its name; empty for none of its own."""
+    """Of the user of its name; empty for none."""
     keys: tuple[ConsumerKey, ...]
 
 
 _MOST_NAMES = 1000
-"""Consumers that are read again one by one, rather than all of them."""
+"""Changed consumers from which on all consumers are read again."""
 _TABLE = consumer_keys.c
 _COLUMNS = [_TABLE[name] for name in ConsumerKey._fields]
 
 
 class Consumers:
-    """The consumers of a database.
-
-    Args:
-        database: where digests of their keys are kept; None: nowhere, so that there are none.
-        clock: what time it is, in microseconds since the epoch; for tests.
-    """
+    """The consumers of a database; without one there are none. `clock` returns microseconds since the epoch."""
 
     def __init__(self, database: Database | None, clock: Callable[[], int] = epoch_us) -> None:
         self._database, self._now = database, clock
@@ -78,27 +74,27 @@ class Consumers:
     async def create(
         self, name: str, actor: Actor, *, tenant: str = "", expires_at: int | None = None
     ) -> NewConsumerKey:
-        """Make a key for a consumer that has none. Raises UsageError if it has one."""
+        """Create a key for a consumer that has none. Raises UsageError if it has one."""
         for what, text in ("the name of a consumer", name), ("a tenant", tenant or "-"):
             if not is_fit(text):
                 raise UsageError(f"{what} has 1 to 512 bytes, all of them printable")
         if expires_at is not None and expires_at <= self._now():
-            raise UsageError("a key cannot end before it begins: expires_at is in the past")
+            raise UsageError("expires_at must be in the future")
         async with self._kept().exclusively() as connection:
             if any(key.is_good(self._now()) for key in await self._keys(connection, name)):
-                raise UsageError(f"consumer {name!r:.80} has a key: rotate it, or revoke it first")
+                raise UsageError(f"consumer {name!r:.80} already has a key: rotate it, or revoke it first")
             return await self._add(connection, self._new(name, tenant, expires_at, actor), "create", actor)
 
     async def rotate(self, name: str, actor: Actor, *, overlap_us: int = 0) -> NewConsumerKey:
-        """Replace a consumer's key; the old one is accepted for `overlap_us` more.
+        """Create another key for a consumer, whose old key ends after `overlap_us`.
 
-        Raises UnknownObject, and UsageError for a consumer without a key that is good.
+        Raises UnknownObject, and UsageError if the consumer has no valid key.
         """
         async with self._kept().exclusively() as connection:
             now = self._now()
             good = [key for key in await self._known(connection, name) if key.is_good(now)]
             if not good:
-                raise UsageError(f"consumer {name!r:.80} has no key any more: create another")
+                raise UsageError(f"all keys of consumer {name!r:.80} have ended: create a new one")
             newest = good[-1]
             new = self._new(name, newest.tenant, newest.expires_at, actor)
             made = await self._add(connection, new, "rotate", actor)
@@ -116,28 +112,27 @@ class Consumers:
             good = [key.id for key in await self._known(connection, name) if key.is_good(now)]
             if good:
                 await connection.execute(update(consumer_keys).where(_TABLE.id.in_(good)).values(revoked_at=now))
-                await self._record(
-                    connection, audit.AuditEntry("revoke", "consumer", name, {"keys": good}, None), actor
-                )
+                entry = audit.AuditEntry("revoke", "consumer", name, {"keys": good}, None)
+                await record(connection, entry, actor, now)
 
     async def delete(self, name: str, actor: Actor) -> None:
-        """End all keys of a consumer at once, and forget them. Raises UnknownObject."""
+        """Delete all keys of a consumer. Raises UnknownObject."""
         async with self._kept().exclusively() as connection:
             keys = [key.id for key in await self._known(connection, name)]
             await connection.execute(delete(consumer_keys).where(_TABLE.consumer == name))
-            await self._record(connection, audit.AuditEntry("delete", "consumer", name, {"keys": keys}, None), actor)
+            entry = audit.AuditEntry("delete", "consumer", name, {"keys": keys}, None)
+            await record(connection, entry, actor, self._now())
 
     async def get(self, name: str) -> Consumer:
-        """Return a consumer. Raises UnknownObject."""
         async with self._kept().reading() as connection:
             keys = await self._known(connection, name)
             tier = (await connection.execute(select(users.c.tier).where(users.c.id == name))).scalar_one_or_none()
         return Consumer(tier or "", tuple(keys))
 
     async def beginning(self, text: str, most: int) -> list[tuple[str, str]]:
-        """Return consumers whose names begin with a text, and those of whose keys the id or the key does.
+        """Find consumers whose name, or whose key or its id, begins with a text.
 
-        They are pairs of a name and the id of that key, which is empty for those found by their names.
+        Returns pairs of a name and the id of that key, which is empty for consumers found by name.
         """
         if self._database is None:
             return []
@@ -153,7 +148,7 @@ class Consumers:
             ]
 
     async def page(self, offset: int, limit: int) -> tuple[list[Consumer], int]:
-        """Return some consumers, by name, and how many there are."""
+        """Return some consumers, sorted by name, and their total number."""
         names = select(_TABLE.consumer).distinct()
         some = names.order_by(_TABLE.consumer).offset(offset).limit(limit).subquery()
         found = (
@@ -185,38 +180,34 @@ class Consumers:
         text = f"{CONSUMER_PREFIX}{key.id}_{secrets.token_urlsafe(32)}"
         await connection.execute(insert(consumer_keys).values(**key._asdict(), digest=digest(text)))
         after = {"key": key.id, "tenant": key.tenant, "expires_at": key.expires_at}
-        await self._record(connection, audit.AuditEntry(action, "consumer", key.consumer, None, after), actor)
+        entry = audit.AuditEntry(action, "consumer", key.consumer, None, after)
+        await record(connection, entry, actor, self._now())
         return NewConsumerKey(key, text)
-
-    async def _record(self, connection: AsyncConnection, entry: audit.AuditEntry, actor: Actor) -> None:
-        number = await revision_number(connection)
-        await audit.append(connection, [entry], actor, number, self._now())
-        await announce(connection, number)
 
     def _kept(self) -> Database:
         if self._database is None:
-            raise UnknownObject("there is no database, and so no consumer: keys are in the identity file")
+            raise UnknownObject("without a database there are no consumers: keys are in the identity file")
         return self._database
 
 
 class PublishedKeys:
-    """The keys of consumers that were not revoked, as workers read them: all of them, then what changes.
+    """The keys of consumers that were not revoked, as workers read them.
 
-    Every change of them has an entry in the audit trail, which says whose keys are to be read again.
+    All are read once, then those of the consumers that the newer entries of the audit trail name.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._keys: dict[str, list[SharedKey]] = {}
         self._seen: int | None = None
-        """The last entry that was looked at; None: everything has to be read."""
+        """The last entry that was read; None: all keys must be read."""
 
     def forget(self) -> None:
-        """Read everything the next time: entries may be removed while the database cannot be reached."""
+        """Read all keys the next time: entries may be removed while the database is unavailable."""
         self._seen = None
 
     async def changed(self) -> list[SharedKey] | None:
-        """Return the keys if they are others than before, else None. Raises DatabaseError."""
+        """Return all keys if one has changed since the last call, else None. Raises DatabaseError."""
         async with self._database.reading() as connection:
             newest: int = (await connection.execute(select(func.coalesce(func.max(trail.c.sequence), 0)))).scalar_one()
             if newest == self._seen:

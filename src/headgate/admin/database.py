@@ -1,15 +1,14 @@
-"""The admin database: opening it, its schema, and what its errors mean.
+"""The admin database: connections, its schema, and its errors.
 
-SQLite is a file on this machine, PostgreSQL a server that a fleet shares. Both are asked through the same tables
-(`headgate.admin.tables`) and give the same promises: a transaction happens as a whole or not at all, and those that
-write happen one after the other.
+SQLite is a file on this machine; PostgreSQL is a server that a fleet shares. Both have the same tables
+(`headgate.admin.tables`) and the same guarantees: transactions are atomic, and those that change rules are serialized.
 
 ::
 
-    DatabaseError            the database could not do it; the message says what would help
-    |- DatabaseUnavailable   it cannot be reached, or is too slow: later it may
-    |- DatabaseReadOnly      it takes no changes: read-only, a standby, or its disk is full
-    '- SchemaMismatch        its tables are not those of this version: upgrade one of the two
+    DatabaseError            a failed query or change; the message has the remedy
+    |- DatabaseUnavailable   it cannot be reached, or is too slow; a retry may succeed
+    |- DatabaseReadOnly      it accepts no changes: read-only, a standby, or a full disk
+    '- SchemaMismatch        its tables are those of another version: upgrade the tables or Headgate
 """
 
 from __future__ import annotations
@@ -41,35 +40,29 @@ from headgate.admin.tables import metadata, revision
 from headgate.core.errors import HeadgateError, UsageError
 
 PATIENCE = 5.0
-"""Seconds that a connection, a lock or an answer may take."""
+"""Timeout of connections, locks and responses, in seconds."""
 _FORMS = "sqlite:///headgate.db, or postgresql://user:password@host/database"
 _WRITING = "headgate_writing"
 _MIGRATING = 0x4865_6164_6761_7465
-"""The advisory lock of PostgreSQL that whoever migrates holds."""
+"""The advisory lock of migrations in PostgreSQL."""
 
 
 class DatabaseError(HeadgateError):
-    """The database could not do it."""
+    """A failed query or change."""
 
-    public = "the database could not do it; the log of the service has the details"
-    """What a response says: the message names the database, and has what its driver says."""
+    public = "the database failed; the log of the service has the details"
+    """The text for responses: the message itself has the name of the database and the text of its driver."""
 
 
 class DatabaseUnavailable(DatabaseError):
-    """The database cannot be reached, or does not answer in time."""
-
     public = "the database cannot be reached"
 
 
 class DatabaseReadOnly(DatabaseError):
-    """The database accepts no changes."""
-
     public = "the database accepts no changes"
 
 
 class SchemaMismatch(DatabaseError):
-    """The tables are those of another version of Headgate."""
-
     public = "the tables of the database are those of another version of Headgate"
 
 
@@ -79,7 +72,7 @@ class Database:
     Args:
         url: ``sqlite:///PATH`` or ``postgresql://USER:PASSWORD@HOST/DATABASE``.
 
-    Nothing is connected yet; `open` does that, and upgrades an empty database. Raises UsageError for another URL.
+    It does not connect; `open` does, and creates the tables of an empty database. Raises UsageError for other URLs.
     """
 
     def __init__(self, url: str) -> None:
@@ -107,7 +100,7 @@ class Database:
             }
         self._engine = create_async_engine(self._url, **options)
         self._threads = WeakSet[Thread]()  # of connections to a file
-        # whoever waits for the lock of a file polls for it; in one process they queue
+        # SQLite waits for a file's lock by polling; writers of one process queue here instead
         self._turn: AbstractAsyncContextManager[object] = asyncio.Lock() if self.is_sqlite else nullcontext()
         if self.is_sqlite:
             event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
@@ -115,9 +108,9 @@ class Database:
 
     @classmethod
     async def open(cls, url: str) -> Self:
-        """Return a database whose tables are those of this version; an empty one gets them.
+        """Return a database with the tables of this version, which are created if it is empty.
 
-        Raises SchemaMismatch for another version's tables, and DatabaseError where it cannot be asked.
+        Raises SchemaMismatch for another version's tables, and DatabaseError.
         """
         database = cls(url)
         try:
@@ -128,26 +121,26 @@ class Database:
         return database
 
     async def prepare(self) -> None:
-        """Give an empty database the tables of this version. Raises as `open` does."""
+        """Create the tables of an empty database. Raises as `open` does."""
         if await self.schema() is None:
             await self.upgrade()
         await self.check_schema()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """Ask, in one transaction, which sees what others change either as a whole or not. Raises DatabaseError."""
+        """Read in one transaction, from one snapshot. Raises DatabaseError."""
         async with self._begun(self._engine.connect()) as connection:
             yield connection
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """Change, in one transaction, which is undone if the block raises. Raises DatabaseError."""
+        """Write in one transaction, which is rolled back if the block raises. Raises DatabaseError."""
         async with self._turn, self._begun(self._engine.connect(), writing=True) as connection:
             yield connection
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[AsyncConnection]:
-        """Keep a connection, without a transaction. Raises DatabaseError."""
+        """Open a connection without a transaction. Raises DatabaseError."""
         with _translated(self.name):
             self._make_file()
             async with self._engine.connect() as connection:
@@ -155,7 +148,7 @@ class Database:
 
     @property
     def exists(self) -> bool:
-        """Whether it can be asked without making it: a file that does not exist would come to be."""
+        """Whether a file exists, which a connection would create; true for a server."""
         return not self.is_sqlite or Path(self._url.database or "").exists()
 
     @property
@@ -165,9 +158,9 @@ class Database:
 
     @asynccontextmanager
     async def exclusively(self, *, dry_run: bool = False) -> AsyncIterator[AsyncConnection]:
-        """Change, in one transaction, while nobody else does; undo all of it at the end if it is only tried."""
+        """Write in one transaction that excludes all others; with `dry_run`, roll it back at the end."""
         async with self.writing() as connection:
-            if not self.is_sqlite:  # there, whoever writes is alone from the beginning
+            if not self.is_sqlite:  # whose writing transactions are exclusive anyway
                 await connection.execute(select(revision.c.number).with_for_update())
             yield connection
             if dry_run:
@@ -178,37 +171,36 @@ class Database:
         with _translated(self.name):
             self._make_file()
             async with connecting as connection:
-                is_snapshot = not writing and not self.is_sqlite  # there, every transaction is one
+                is_snapshot = not writing and not self.is_sqlite  # whose transactions read from a snapshot anyway
                 isolated = {"isolation_level": "REPEATABLE READ"} if is_snapshot else {}
                 await connection.execution_options(**{_WRITING: writing}, **isolated)
                 async with connection.begin():
                     yield connection
 
     def _make_file(self) -> None:
-        """Make a file that does not exist, for its owner alone, since it has digests of keys. Raises OSError."""
+        """Create a missing file that only its owner can read: it has digests of keys. Raises OSError."""
         if not self.exists and self._url.database != ":memory:":
             os.close(os.open(self._url.database or "", os.O_RDWR | os.O_CREAT, 0o600))
 
     async def schema(self) -> str | None:
-        """Return which version the tables are of; None for an empty database."""
+        """Return the version of the tables; None for an empty database."""
         async with self.reading() as connection:
             return await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
 
     async def check_schema(self) -> None:
-        """Raise SchemaMismatch unless the tables are those of this version."""
         found, known = await self.schema(), _scripts()
         if found == known.get_current_head():
             return
         if found is None or found in {script.revision for script in known.walk_revisions()}:
-            raise SchemaMismatch(f"{self.name}: its tables are of an older version: headgate database upgrade")
-        raise SchemaMismatch(f"{self.name}: its tables are of a newer version of Headgate than this: upgrade Headgate")
+            raise SchemaMismatch(f"{self.name}: its tables are of an older version: run headgate database upgrade")
+        raise SchemaMismatch(f"{self.name}: its tables are of a newer version of Headgate: upgrade Headgate")
 
     async def upgrade(self) -> None:
-        """Bring the tables to this version: as a whole, or, if anything fails, not at all."""
+        """Migrate the tables to this version, atomically."""
         await self._migrate("head", downgrade=False)
 
     async def downgrade(self, target: str) -> None:
-        """Bring the tables back to an earlier version, ``"base"`` for none."""
+        """Migrate the tables to an earlier version; ``"base"`` for none."""
         await self._migrate(target, downgrade=True)
 
     async def _migrate(self, target: str, *, downgrade: bool) -> None:
@@ -222,15 +214,14 @@ class Database:
                 context.run_migrations()
 
         async with self.writing() as connection:
-            if not self.is_sqlite:  # two services that start at once: the second finds nothing left to do
+            if not self.is_sqlite:  # of two services that start at once, the second finds nothing left to do
                 await connection.execute(select(func.pg_advisory_xact_lock(_MIGRATING)))
             await connection.run_sync(migrate)
 
     async def close(self) -> None:
-        """Close all connections.
+        """Close all connections, and wait for their threads, of which those to a file have one each.
 
-        Those to a file have a thread each. Of a call that was cancelled it may still be at work, and wants to tell the
-        loop when it has ended: a loop that was closed meanwhile is told in vain, with a traceback.
+        The thread of a cancelled call may still run, and would log a traceback if it ended after the event loop.
         """
         await self._engine.dispose()
         if self._threads:
@@ -270,7 +261,7 @@ def _scripts() -> ScriptDirectory:
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # transactions begin where we say, and tables are created in them
+    connection.isolation_level = None  # transactions begin explicitly, and include the creation of tables
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "foreign_keys=ON", f"busy_timeout={int(PATIENCE * 1000)}"):
         cursor.execute(f"PRAGMA {pragma}")
@@ -278,19 +269,18 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Begin. Who will write waits here for others who do: a lock that is taken later may be refused."""
+    """Begin a transaction; one that writes locks at once, since a lock that is taken later may fail."""
     writing = connection.get_execution_options().get(_WRITING)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
 
 @contextmanager
 def _translated(name: str) -> Iterator[None]:
-    """Turn what the drivers raise into errors that say what would help."""
     try:
         yield
     except DBAPIError as error:
         raise _error(name, error) from error
-    except OSError as error:  # or TimeoutError, which is one
+    except OSError as error:  # such as TimeoutError
         raise DatabaseUnavailable(f"{name}: cannot be reached: {str(error) or 'no answer in time'}") from error
     except msgspec.DecodeError as error:
         raise DatabaseError(f"{name}: a row is damaged: {error}") from error
@@ -299,17 +289,17 @@ def _translated(name: str) -> Iterator[None]:
 
 
 _READ_ONLY = ("readonly", "read-only", "disk is full", "disk full", "could not extend", "no space left")
-_AWAY = ("unable to open", "locked", "connect", "shutting down", "starting up", "timeout", "closed", "terminat")
+_UNAVAILABLE = ("unable to open", "locked", "connect", "shutting down", "starting up", "timeout", "closed", "terminat")
 
 
 def _error(name: str, error: DBAPIError) -> DatabaseError:
-    said = _first_line(error.orig or error)
-    low = said.lower()
+    text = _first_line(error.orig or error)
+    low = text.lower()
     if any(word in low for word in _READ_ONLY):
-        return DatabaseReadOnly(f"{name}: accepts no changes: {said}")
-    if error.connection_invalidated or any(word in low for word in _AWAY):
-        return DatabaseUnavailable(f"{name}: cannot be reached: {said}")
-    return DatabaseError(f"{name}: {said}")
+        return DatabaseReadOnly(f"{name}: accepts no changes: {text}")
+    if error.connection_invalidated or any(word in low for word in _UNAVAILABLE):
+        return DatabaseUnavailable(f"{name}: cannot be reached: {text}")
+    return DatabaseError(f"{name}: {text}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,6 +1,7 @@
-"""What the database knows that needs attention: limits that refuse more than before, what ends soon, what does nothing.
+"""Problems that the database shows: limits that refuse more than before, keys that expire soon, unused rules.
 
-It is looked for while somebody looks, once in a while. Each question is bounded: it names a few, and counts the rest.
+They are searched once a minute while the overview is being viewed. Each query is bounded: a problem names a few objects
+and counts the others.
 """
 
 from __future__ import annotations
@@ -20,27 +21,24 @@ from headgate.core.calendar import DAY_US
 from headgate.policy.model import Rule
 
 COMPARED_US = 15 * MINUTE_US
-"""The length of time of which the share of refusals is compared with that of a day before."""
+"""The period whose share of refusals is compared with that of the same period a day before."""
 FEWEST = 100
-"""Requests, or decisions of a rule, of which too little can be said if there are fewer."""
+"""The least number of requests, or decisions of a rule, for a statement about shares."""
 RISEN, RISEN_TIMES = 0.02, 2.0
-"""A share of refusals has risen if it is larger by so much, and by this factor."""
+"""By how much, and by which factor, a share of refusals must have risen to be reported."""
 UNUSED_US = 7 * DAY_US
-"""A rule that has decided nothing for so long is unused."""
+"""Time without decisions after which a rule is unused."""
 ENDING_US, EXPIRING_US = DAY_US, 7 * DAY_US
-"""What is said of overrides, and of keys, that end within so long."""
+"""How long before their end overrides and keys are reported."""
 MOST_SHADOWS = 50
 MOST_ENTRIES = 100_000
-"""Entries of an audit trail that is verified without being asked to."""
+"""The longest audit trail that is verified automatically."""
 
 
 async def found(
     connection: AsyncConnection, in_force: Sequence[Rule], refusing: Iterable[str], now: int
 ) -> list[Attention]:
-    """Return what needs attention, by rules, usage, overrides and keys.
-
-    `refusing` are the rules that refuse most at present.
-    """
+    """Return problems of rules, overrides and keys; `refusing` are the rules that refuse most at present."""
     enabled = {rule.id: rule for rule in in_force if rule.enabled}
     return [
         *await _risen(connection, [REQUESTS, *(rule for rule in refusing if rule in enabled)], now),
@@ -53,7 +51,6 @@ async def found(
 
 
 async def audit_fault(connection: AsyncConnection) -> list[Attention]:
-    """Return whether the audit trail was tampered with, if it is short enough to be verified now and then."""
     count = (await connection.execute(select(func.count()).select_from(audit_entries))).scalar_one()
     chain = await audit.verify(connection) if count <= MOST_ENTRIES else None
     if chain is None or not chain.fault:
@@ -65,7 +62,7 @@ async def audit_fault(connection: AsyncConnection) -> list[Attention]:
 
 
 async def _risen(connection: AsyncConnection, names: Sequence[str], now: int) -> Iterator[Attention]:
-    """Compare the share of refusals with that of a day before, at the same time of day."""
+    """Compare shares of refusals with those of a day before, at the same time of day."""
     last = now - now % MINUTE_US
     named = list(dict.fromkeys(names))[: usage.MOST_SERIES]
     present = await usage.series(connection, named, last - COMPARED_US, MINUTE_US)
@@ -92,7 +89,7 @@ def _rise(name: str, present: Iterable[UsagePoint], before: Iterable[UsagePoint]
 
 
 def _share(points: Iterable[UsagePoint]) -> tuple[int, float]:
-    """Return how many decisions there were, and which part of them was no."""
+    """Return the number of decisions, and the share of refusals."""
     allowed = denied = 0
     for point in points:
         allowed, denied = allowed + point.allowed, denied + point.denied
@@ -105,10 +102,8 @@ async def _shadows(connection: AsyncConnection, names: Sequence[str], now: int) 
     used = await usage.totals(connection, some, now - DAY_US) if some else {}
     ready, harsh = [], []
     for name, counts in used.items():
-        denied, decided = (
-            counts.get("shadow_denied", 0),
-            counts.get("shadow_allowed", 0) + counts.get("shadow_denied", 0),
-        )
+        denied = counts.get("shadow_denied", 0)
+        decided = counts.get("shadow_allowed", 0) + denied
         if decided >= FEWEST and not denied:
             ready.append(name)
         elif decided >= FEWEST and denied / decided >= 0.1:
@@ -139,13 +134,13 @@ async def _shadows(connection: AsyncConnection, names: Sequence[str], now: int) 
 
 
 async def _unused(connection: AsyncConnection, enabled: Mapping[str, Rule], now: int) -> list[Attention]:
-    """Return the rules that have met no request of late, if there were any requests."""
+    """Return the rules that matched no request in the last days, if there were any requests."""
     used = select(usage_minutes.c.at).where(usage_minutes.c.at >= now - UNUSED_US)
     of_rule = used.where(usage_minutes.c.rule_id == rules.c.id).limit(1).exists()
     old = select(rules.c.id).where(rules.c.updated_at < now - UNUSED_US)
     earlier = select(usage_minutes.c.at).where(usage_minutes.c.at < now - UNUSED_US).limit(1)
     if (await connection.execute(earlier)).first() is None or (await connection.execute(used.limit(1))).first() is None:
-        return []  # it is too early to say, or nothing is used at all
+        return []  # there is too little history, or no traffic at all
     names = [name for (name,) in await connection.execute(old.where(~of_rule)) if name in enabled]
     if not names:
         return []
@@ -184,7 +179,7 @@ async def _ending(connection: AsyncConnection, now: int) -> list[Attention]:
 
 
 async def _expiring(connection: AsyncConnection, table: Table, noun: str, link: str, now: int) -> list[Attention]:
-    """Return keys that expire soon, but for those that another one replaces already."""
+    """Return keys that expire soon, except those that have a successor."""
     keys, other = table.c, table.alias().c
     name = "name" if table is api_keys else "consumer"
     good = keys.revoked_at.is_(None), keys.expires_at.between(now, now + EXPIRING_US)
@@ -209,7 +204,6 @@ async def _expiring(connection: AsyncConnection, table: Table, noun: str, link: 
 
 
 def _named(names: Sequence[str], noun: str) -> str:
-    """Return the noun and the name, or how many there are and the first names."""
     if len(names) == 1:
         return f"{noun} {names[0]}"
     more = ", ..." if len(names) > MOST_OF_A_KIND else ""

@@ -1,11 +1,10 @@
-"""Following a database: what changes there reaches the workers of this service, by the files that they read.
+"""Follows a database: copies its rules and keys to the files that the workers of this service read.
 
-One process of a service follows, whatever the number of its workers. PostgreSQL says when something has changed;
-SQLite has a counter that tells. Behind both, the revision is looked at every few seconds, so that a lost word costs
-seconds, not a change.
+One process of a service does this for all workers. PostgreSQL sends a notification for each change; SQLite has a
+counter of changes. The revision is also polled every few seconds, in case a notification is lost.
 
-While the database is away, what is in the files stays in force, and the service says so. What is in the database but
-cannot be used, such as a row that somebody wrote by hand, changes nothing either.
+While the database is unavailable, the files stay in force, and the service reports it. The same holds while the rules
+in the database are invalid, for example because a row was edited by hand.
 """
 
 from __future__ import annotations
@@ -39,21 +38,22 @@ from headgate.policy.key_file import CONSUMERS, KEYS, SharedKey, write_keys
 from headgate.policy.snapshot import WHOLE, Following, SnapshotWriter, Whole, read_following, write_following
 
 LOOK_EVERY = 2.0
-"""Seconds between two looks at the revision of a database that tells by itself."""
+"""Seconds between two polls of the revision."""
 COUNTER_EVERY = 0.1
-"""Seconds between two looks at SQLite's counter of changes."""
+"""Seconds between two polls of SQLite's counter of changes."""
 REPORT_EVERY = 5.0
 """Seconds between two reports of a node."""
 LOADING_EVERY = 0.2
-"""Seconds between two looks at what workers have loaded, while they have not loaded everything."""
+"""Seconds between two polls of the revisions of workers, while one is behind."""
 ARRIVAL_EVERY = 0.02
-"""Seconds between two looks whether a change has arrived, where that is waited for."""
+"""Seconds between two polls by requests that wait for a change to arrive."""
 GONE_AFTER_US = 60_000_000
-"""A node that has not reported for so long is not shown any more; an hour later it is forgotten."""
+"""Time without a report after which a node is no longer listed."""
 FORGOTTEN_AFTER_US = 3_600_000_000
+"""Time without a report after which a node is deleted."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-_AWAY_PAUSE = 0.5
-"""The longest pause while the database cannot be reached: looking for it costs one connection that is refused."""
+_UNREACHABLE_PAUSE = 0.5
+"""The longest pause while the database is unreachable: another attempt costs only a refused connection."""
 _LOG = logging.getLogger("headgate.admin")
 
 
@@ -67,21 +67,18 @@ class NodeStatus(NamedTuple):
     seen_at: int
     revision: int
     error: str
-    """Why it does not run a newer revision; empty if it runs the newest one it knows."""
+    """Why it does not run the newest revision; empty if it does."""
 
 
 def this_node() -> NodeStatus:
-    """Return what this process is, with an id of its own."""
+    """Return the status of this process, with a new id."""
     return NodeStatus(secrets.token_hex(8), socket.gethostname()[:255], os.getpid(), epoch_us(), epoch_us(), 0, "")
 
 
 class Follower:
-    """Keeps a folder as the database is.
+    """Keeps the files of a folder (`headgate.policy.snapshot`) up to date with a database.
 
-    Args:
-        catalog: of the database.
-        folder: where the files are; see `headgate.policy.snapshot`.
-        counted: returns what the workers of this service have counted: their least revision is what the service runs.
+    `counted` returns the counters of this service's workers, with the revision of each.
     """
 
     def __init__(self, catalog: Catalog, folder: Path, counted: Callable[[], Iterable[Slice]] = lambda: ()) -> None:
@@ -97,29 +94,26 @@ class Follower:
         self._status = this_node()
 
     def status(self) -> NodeStatus:
-        """Return what there is to report of this service."""
         return self._status._replace(seen_at=epoch_us())
 
     @property
     def revision(self) -> int:
-        """The revision that is in the files."""
+        """The revision in the files."""
         return self._status.revision
 
     @property
     def error(self) -> str:
-        """Why that is not the newest one; empty if it is, as far as is known."""
+        """Why that is not the newest one; empty if it is."""
         return self._status.error
 
     async def begin(self) -> None:
-        """Bring the files up to date, or, if the database is away, find them as they were left.
+        """Bring the files up to date; if the database is unavailable or invalid, resume with the present ones.
 
-        Raises:
-            DatabaseError: the database is away, and there are no files.
-            InvalidRule: what it has cannot be used, and there are no files.
+        Raises DatabaseError and InvalidRule if there are no files.
         """
         try:
-            await self._take_keys()
-            await self._take(await self._catalog.document())
+            await self._update_keys()
+            await self._update(await self._catalog.document())
         except (DatabaseError, InvalidRule, OSError) as error:
             if not (self._folder / WHOLE).exists():
                 raise
@@ -127,53 +121,50 @@ class Follower:
             self._failed(error)
 
     def resume(self) -> None:
-        """Go on with the files as they are. Raises InvalidRule, OSError."""
+        """Start from the files. Raises InvalidRule, OSError."""
         self._status = self._status._replace(revision=self._writer.resume())
 
     async def run(self) -> None:
-        """Follow, without end, whatever happens."""
+        """Follow until cancelled, after errors too."""
         reporting = asyncio.ensure_future(self._report())
         try:
             pause = _FIRST_PAUSE
             while True:
                 try:
-                    async with _feed(self._database) as feed:
-                        await _follow(feed, self._catch_up)
-                except Exception as error:  # noqa: BLE001  a follower that ended would never say so
+                    await _follow(self._database, self._catch_up)
+                except Exception as error:  # noqa: BLE001  the task must not end
                     self._failed(error)
-                    longest = _AWAY_PAUSE if isinstance(error, DatabaseUnavailable) else _LONGEST_PAUSE
+                    longest = _UNREACHABLE_PAUSE if isinstance(error, DatabaseUnavailable) else _LONGEST_PAUSE
                     pause = _FIRST_PAUSE if self._has_followed else min(2 * pause, longest)
                     self._has_followed = False
                     await asyncio.sleep(pause)
         finally:
-            reporting.cancel()
-            # Its connection is closed by then: a loop that ends would not wait for it. A database that hangs holds up
-            # nobody for longer than it would a statement.
+            reporting.cancel()  # and wait until it has closed its connection, which the end of the loop would not do
             await asyncio.wait({reporting}, timeout=PATIENCE)
 
     async def finish(self) -> None:
-        """Report no more: a node that ends is not one that is gone."""
+        """Delete this node from the list: it has ended, and is not gone."""
         with suppress(DatabaseError, TimeoutError):
             async with asyncio.timeout(PATIENCE), self._database.writing() as connection:
                 await connection.execute(delete(nodes).where(nodes.c.id == self._status.id))
 
     async def _catch_up(self) -> None:
-        """Take what is new. Raises DatabaseError, InvalidRule, OSError."""
-        await self._take_keys()  # first: a key that is revoked does not wait for rules that are wrong
+        """Update the files. Raises DatabaseError, InvalidRule, OSError."""
+        await self._update_keys()  # first: invalid rules must not delay the revocation of a key
         changes = await self._catalog.changed_since(self.revision)
         if changes is None or not self._writer.is_intact():
-            await self._take(await self._catalog.document())
+            await self._update(await self._catalog.document())
             return
         if changes.revision != self.revision:
             if not self._catalog.has_checked(self.revision, changes.revision):
                 await self._check(changes.revision, await self._catalog.about(changes))
             if not await asyncio.to_thread(lambda: self._writer.append(changes) or self._writer.compact(changes)):
-                await self._take(await self._catalog.document())
+                await self._update(await self._catalog.document())
                 return
         self._succeeded(changes.revision)
 
-    async def _take_keys(self) -> None:
-        """Let workers know which keys are accepted, if these are others. Raises DatabaseError, OSError."""
+    async def _update_keys(self) -> None:
+        """Write the accepted keys, if they have changed. Raises DatabaseError, OSError."""
         keys = await check_keys(self._database)
         if keys != self._keys or not (self._folder / KEYS).exists():
             await asyncio.to_thread(write_keys, self._folder, keys)
@@ -183,13 +174,12 @@ class Follower:
         if (consumers := await self._consumers.changed()) is not None:
             await asyncio.to_thread(write_keys, self._folder, consumers, CONSUMERS)
 
-    async def _take(self, whole: Whole) -> None:
+    async def _update(self, whole: Whole) -> None:
         await self._check(whole.revision, whole.document)
         await asyncio.to_thread(self._writer.write, whole)
         self._succeeded(whole.revision)
 
     async def _check(self, revision: int, document: dict[str, Any]) -> None:
-        """Raise InvalidRule unless the rules can be used."""
         await asyncio.to_thread(from_part, document, name=f"{self._database.name}, revision {revision}")
 
     def _succeeded(self, revision: int) -> None:
@@ -203,30 +193,29 @@ class Follower:
 
     def _failed(self, error: Exception) -> None:
         self._consumers.forget()
-        said = str(error).replace("\n", "; ") or type(error).__name__
+        message = str(error).replace("\n", "; ") or type(error).__name__
         if isinstance(error, OSError):
-            said = f"{self._folder}: {said}"
-        if said != self.error:
+            message = f"{self._folder}: {message}"
+        if message != self.error:
             trace = None if isinstance(error, DatabaseError | InvalidRule | OSError) else error
-            _LOG.error("revision %d stays in force: %s", self.revision, said, exc_info=trace)
+            _LOG.error("revision %d stays in force: %s", self.revision, message, exc_info=trace)
             self._has_news.set()
-        self._status = self._status._replace(error=said)
+        self._status = self._status._replace(error=message)
         self._note(failures=self._followed.failures + 1)
 
     def _note(self, **news: int) -> None:
-        """Let the workers know how following goes."""
         self._followed = msgspec.structs.replace(self._followed, error=self.error, **news)
-        with suppress(OSError):  # that the disk is full is said already
+        with suppress(OSError):  # a full disk has been reported already
             write_following(self._folder, self._followed)
 
     async def _report(self) -> None:
-        """Report which revision all workers of this service run: when that changes, and now and then."""
+        """Report the revision that all workers of this service run, when it changes, and every few seconds."""
         reported, at = -1, 0.0
         while True:
             self._has_news.clear()
             running = await asyncio.to_thread(self._running)
             if running != reported or time.monotonic() - at >= REPORT_EVERY or running == self.revision:
-                with suppress(DatabaseError):  # it is said elsewhere that the database is away
+                with suppress(DatabaseError):  # the follower reports it
                     await _register(self._database, self._status._replace(seen_at=epoch_us(), revision=running))
                 reported, at = running, time.monotonic()
             with suppress(TimeoutError):
@@ -234,7 +223,7 @@ class Follower:
                     await self._has_news.wait()
 
     def _running(self) -> int:
-        """Return the revision that all workers have loaded; that of the files where none says so."""
+        """Return the revision that all workers have loaded; that of the files if none reports one."""
         found = [
             series.values[0]
             for worker in self._counted()
@@ -245,9 +234,9 @@ class Follower:
 
 
 class ConsumerFollower:
-    """Keeps the keys of consumers in a folder as a database has them, for what has rules of its own.
+    """Keeps the keys of consumers in a folder up to date with a database, for services with other rules.
 
-    While the database cannot be used, the keys of before are accepted.
+    While the database is unavailable, the last keys are accepted.
     """
 
     def __init__(self, url: str, folder: Path) -> None:
@@ -255,26 +244,25 @@ class ConsumerFollower:
         self._published, self._error = PublishedKeys(self._database), ""
 
     async def begin(self) -> None:
-        """Bring the keys up to date, if the database can be used."""
+        """Bring the keys up to date, if the database is available."""
         try:
-            await self._take()
+            await self._update()
         except (DatabaseError, OSError) as error:
             self._failed(error)
 
     async def run(self) -> None:
-        """Follow, without end."""
+        """Follow until cancelled, after errors too."""
         try:
             while True:
                 try:
-                    async with _feed(self._database) as feed:
-                        await _follow(feed, self._take)
-                except Exception as error:  # noqa: BLE001  as above
+                    await _follow(self._database, self._update)
+                except Exception as error:  # noqa: BLE001  the task must not end
                     self._failed(error)
-                    await asyncio.sleep(_AWAY_PAUSE)
+                    await asyncio.sleep(_UNREACHABLE_PAUSE)
         finally:
             await self._database.close()
 
-    async def _take(self) -> None:
+    async def _update(self) -> None:
         if self._error or not (self._folder / CONSUMERS).exists():
             await self._database.prepare()
             self._published.forget()
@@ -285,7 +273,7 @@ class ConsumerFollower:
     def _failed(self, error: Exception) -> None:
         self._published.forget()
         if str(error) != self._error:
-            _LOG.error("keys of consumers stay as they were: %s", error)
+            _LOG.error("keys of consumers cannot be updated; the last ones stay in force: %s", error)
         self._error = str(error)
 
 
@@ -306,35 +294,27 @@ async def _register(database: Database, status: NodeStatus) -> None:
 
 
 class _Feed:
-    """Tells that something has changed."""
+    """Notifications of changes."""
 
     def __init__(self) -> None:
         self.news = asyncio.Event()
         self.ended = False
-        """Whether it tells nothing any more."""
 
     def end(self, *_: object) -> None:
-        """Tell the last news: that it has ended."""
         self.ended = True
         self.news.set()
 
 
-async def _follow(feed: _Feed, catch_up: Callable[[], Awaitable[None]]) -> None:
-    """Catch up whenever there is news, and now and then, until the feed ends."""
-    while not feed.ended:
-        feed.news.clear()
-        await catch_up()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_EVERY):
-                await feed.news.wait()
-
-
-@asynccontextmanager
-async def _feed(database: Database) -> AsyncIterator[_Feed]:
-    """Tell of changes for as long as the block lasts. Raises DatabaseError."""
+async def _follow(database: Database, catch_up: Callable[[], Awaitable[None]]) -> None:
+    """Catch up after each notification, and every few seconds, until the feed ends. Raises DatabaseError."""
     feed = _Feed()
     async with _counting(database, feed) if database.is_sqlite else _listening(database, feed):
-        yield feed
+        while not feed.ended:
+            feed.news.clear()
+            await catch_up()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY):
+                    await feed.news.wait()
 
 
 @asynccontextmanager
@@ -350,7 +330,6 @@ async def _counting(database: Database, feed: _Feed) -> AsyncIterator[None]:
 
 
 async def _count(database: Database, feed: _Feed) -> None:
-    """Look at the counter that SQLite keeps of what other connections have changed."""
     last: Any = None
     async with database.connected() as connection:
         while True:

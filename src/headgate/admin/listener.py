@@ -1,8 +1,8 @@
-"""Where the REST API is listened for: uvicorn on a socket, with bounds on what clients without a key may take.
+"""The HTTP server of the admin plane: uvicorn, with limits on the time, bytes and connections of clients without a key.
 
-uvicorn waits for the head of a request as long as it takes, and reads however much is sent; here both end. Of
-connections that have shown no good key there are few, altogether and from one address, and they are not kept for long:
-when another comes, the oldest makes room. So nobody without a key keeps operators out, who are the latest to come.
+uvicorn has no timeout and no size limit for the head of a request; both are added here. The number of connections that
+have not sent a valid key is bounded, in total and for each address: a new one closes the oldest of them. So clients
+without a key cannot keep operators out.
 """
 
 from __future__ import annotations
@@ -22,26 +22,21 @@ from headgate.admin.security import ADMITTED, address_of
 from headgate.web import problem
 
 HEAD_TIMEOUT = 10.0
-"""Seconds in which the head of a request has to be complete, from its first byte or from the connection's beginning."""
+"""Seconds within which the head of a request must be complete, from its first byte or from the connection's start."""
 HEAD_BYTES = 65_536
-"""The most bytes of a head."""
+"""Maximum size of a head."""
 KEEP_ALIVE, KEEP_ALIVE_WITHOUT_KEY = 30, 5
-"""Seconds for which a connection is kept without a request."""
-MOST_WITHOUT_KEY, MOST_OF_ADDRESS = 100, 50
-"""Connections that have shown no good key: altogether, and from one address."""
-MOST_WITH_KEY = 200
-"""The other connections."""
+"""Seconds after which an idle connection is closed."""
+MOST_WITHOUT_KEY, MOST_OF_ADDRESS, MOST_WITH_KEY = 100, 50, 200
+"""Connections that have not sent a valid key, in total and from one address; and those that have."""
 _PAUSE = 1.0
 _LOG = logging.getLogger("headgate.admin")
 
 
 class AdminListener:
-    """The REST API on a socket, begun again should it fail: decisions do not depend on it, and nobody else would.
+    """Serves the admin plane on a socket, and restarts it if it fails; decisions continue meanwhile.
 
-    Args:
-        listening: where to answer.
-        application: makes what answers.
-        tls: certificate and key, as files; empty for none.
+    `application` returns the ASGI application; `tls` are the files of the certificate and the key.
     """
 
     def __init__(self, listening: socket, application: Callable[[], Any], tls: tuple[str, str] = ("", "")) -> None:
@@ -50,22 +45,21 @@ class AdminListener:
         self._server: _Server | None = None
 
     async def run(self) -> None:
-        """Answer until the end is told."""
         while not self._ended.is_set():
             try:
                 self._server = _Server(self._config())
                 await self._server.serve([self._listening.dup()])  # it closes what it gets
-            except (Exception, SystemExit):  # noqa: BLE001  by the latter, uvicorn says that it cannot begin
-                _LOG.exception("the admin plane has failed: it begins again in %g s", _PAUSE)
+            except (Exception, SystemExit):  # noqa: BLE001  uvicorn exits if it cannot start
+                _LOG.exception("the admin plane failed; it restarts in %g s", _PAUSE)
             else:
                 if not self._ended.is_set():
-                    _LOG.error("the admin plane has ended: it begins again in %g s", _PAUSE)
+                    _LOG.error("the admin plane stopped; it restarts in %g s", _PAUSE)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PAUSE):
                     await self._ended.wait()
 
     def end(self) -> None:
-        """Let `run` come to its end: requests under way are answered first."""
+        """Stop `run`, after requests in progress."""
         self._ended.set()
         if self._server is not None:
             self._server.should_exit = True
@@ -80,7 +74,7 @@ class AdminListener:
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # whoever is on this machine could say to be anybody, and guess keys without end
+            proxy_headers=False,  # otherwise a local client could forge its address, and guess keys without limit
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=5,
             ssl_certfile=certificate or None,
@@ -89,7 +83,7 @@ class AdminListener:
 
 
 class _Server(uvicorn.Server):
-    """A server beside others in one process: signals are not its business."""
+    """A server that leaves signals to its process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -97,35 +91,35 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection whose requests have to begin in time, with heads of a bounded size."""
+    """A connection whose heads are bounded in time and size."""
 
     has_key = False
-    """Whether a request on it had a good key."""
+    """Whether one of its requests had a valid key."""
     address = ""
     used = 0.0
-    """When it began, or had its last request with a key."""
+    """The time of its start, or of its last request with a key."""
     _is_in_head = True
     _head_bytes = 0
-    _patience: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.address, self.used = address_of(self.client), self.loop.time()
-        self._patience = self.loop.call_later(HEAD_TIMEOUT, self._give_up)
+        self._start_timer()
         self.timeout_keep_alive = KEEP_ALIVE_WITHOUT_KEY
         self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._hurry(is_on=False)
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._is_in_head:
             self._head_bytes += len(data)
-            self._hurry(is_on=True)
+            self._start_timer()
         super().data_received(data)
         if self._is_in_head and self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(problem.of_status(431, f"The head of a request is at most {HEAD_BYTES} bytes long."))
+            self._refuse(problem.of_status(431, f"The head of a request has at most {HEAD_BYTES} bytes."))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -133,7 +127,7 @@ class _Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
-        self._hurry(is_on=False)
+        self._stop_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -144,13 +138,12 @@ class _Connection(HttpToolsProtocol):
         self._refuse(problem.bad_request(msg))
 
     def _admit(self) -> None:
-        """Take note that a request had a good key."""
         self.has_key, self.timeout_keep_alive = True, KEEP_ALIVE
         self.used = self.loop.time()
         self._make_room()
 
     def _make_room(self) -> None:
-        """Close connections that there are too many of, like this one: of those without a request, the oldest."""
+        """Close the oldest connection, an idle one if possible, if there are too many of this one's kind."""
         alike = [each for each in self.connections if isinstance(each, _Connection) and each.has_key == self.has_key]
         near = [each for each in alike if each.address == self.address]
         bounds = [(alike, MOST_WITH_KEY)] if self.has_key else [(near, MOST_OF_ADDRESS), (alike, MOST_WITHOUT_KEY)]
@@ -165,20 +158,21 @@ class _Connection(HttpToolsProtocol):
     def is_busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _hurry(self, *, is_on: bool) -> None:
-        """Begin to wait for the end of a head, unless that has begun, or stop."""
-        if is_on and self._patience is None:
-            self._patience = self.loop.call_later(HEAD_TIMEOUT, self._give_up)
-        elif not is_on and self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_TIMEOUT, self._on_timeout)
 
-    def _give_up(self) -> None:
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timeout(self) -> None:
         if not self.transport.is_closing():
-            self._refuse(problem.of_status(408, f"The head of a request has to arrive within {HEAD_TIMEOUT:g} s."))
+            self._refuse(problem.of_status(408, f"The head of a request must arrive within {HEAD_TIMEOUT:g} s."))
 
     def _refuse(self, found: problem.ProblemDocument) -> None:
-        """Answer, and close: what comes next on this connection cannot be told apart from what is refused."""
+        """Send a problem and close the connection: the end of the refused request is unknown."""
         body = found.encode()
         self.transport.write(
             f"HTTP/1.1 {found.status} {HTTPStatus(found.status).phrase}\r\ncontent-type: {problem.CONTENT_TYPE}\r\n"

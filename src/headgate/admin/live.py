@@ -1,10 +1,10 @@
-"""What a fleet decides at present: each service writes one bounded row, and any of them adds them up.
+"""Present rates of a fleet: each service writes one bounded row to the database, and each can sum all of them.
 
-Rows go through the database, so that decisions and their store have nothing to do with it, and figures come also while
-the store is down, or is in memory. A service looks at its own counters all the time, and remembers ten minutes; it
-writes only while somebody looks, which a mark in the same table says. A fleet that nobody looks at writes nothing.
+Decisions and their store are not involved, so there are figures also while the store is down, or is in memory. A
+service reads its own counters continuously, and keeps ten minutes of history. It writes only while the overview is
+being viewed on any node, which a row of the same table records.
 
-Without a database, or while it is unavailable, a service shows what it decides itself, and says so.
+Without a database, or while it is unavailable, a service reports only its own rates, with the reason.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import delete, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin import findings, usage
 from headgate.admin.attention import NO_DATABASE, Attention
@@ -32,64 +31,58 @@ from headgate.observe.workers import Slice
 from headgate.policy.model import Rule
 
 WATCHED_US = 20_000_000
-"""How long a look keeps the services writing."""
+"""Time for which services write after a view."""
 FRESH_US = 4 * LOOK_US
-"""How old a row may be that counts as present."""
+"""The greatest age of a row that counts as present."""
 HISTORY_US = STEPS * STEP_US
 CACHED = 1.0
-"""Seconds for which what was read is shown to others who look."""
+"""Seconds for which all views share one reading."""
 FOUND, VERIFIED = 60.0, 3600.0
-"""Seconds between two looks for what else needs attention, and at the audit trail, while somebody looks."""
+"""Seconds between two searches for problems, and between two verifications of the audit trail, during views."""
 SLOW = 2.0
-"""Seconds after which the database counts as unavailable, here."""
+"""Seconds after which the database counts as unavailable for a view."""
 MOST_NODES = 500
 _LOG = logging.getLogger("headgate.admin")
 _decode, _encode = msgspec.json.Decoder(Figures).decode, msgspec.json.Encoder().encode
 
 
 class NodeFigures(NamedTuple):
-    """A node, and what it decided last, perhaps long ago; None: it has not written that."""
+    """A node with its last figures, which may be old; None if it has written none."""
 
     status: NodeStatus
     figures: Figures | None
 
 
 class Fleet(NamedTuple):
-    """What is known of all nodes at one moment."""
+    """All nodes at one moment."""
 
     now: int
     own: str
-    """The id of the node that says so."""
+    """The id of this node."""
     nodes: list[NodeFigures]
     revision: int
     changed_at: int
     reason: str = ""
-    """Why it is about one node only; empty: it is about all."""
+    """Why it has only this node; empty if it has all."""
     findings: tuple[Attention, ...] = ()
-    """What the database knows that needs attention."""
+    """Problems that the database shows."""
     hour: tuple[UsagePoint, ...] = ()
-    """What became of requests in each minute of the last hour."""
+    """Requests by outcome in each minute of the last hour."""
     past: tuple[Figures, ...] = ()
-    """What was written by nodes that ended: their past is a part of the fleet's."""
+    """Figures of nodes that have ended, which are part of the fleet's history."""
 
     @property
     def fresh(self) -> list[Figures]:
-        """What those nodes decide that have written lately."""
+        """The figures of nodes that have written lately."""
         found = [node.figures for node in self.nodes if node.figures is not None]
         return [each for each in found if each.at > self.now - FRESH_US]
 
 
 class LiveFigures:
-    """Looks at what a service decides, writes it while somebody looks, and adds up what all write.
+    """Measures the rates of a service, writes them during views, and sums those of all services.
 
-    Args:
-        database: where to; None: nowhere.
-        counted: returns what the workers of this service have counted; asked in a thread.
-        hot_keys: returns the keys that are asked about most, as JSON.
-        status: returns what this node reports of itself.
-        rules: returns the rules in force.
-        store: what the store of this service is called.
-        clock: what time it is, in microseconds since the epoch; for tests.
+    `counted` returns the counters of this service's workers, in a thread; `hot_keys` returns JSON; `status` returns the
+    status of this node; `store` is the name of its store; `clock` returns microseconds since the epoch.
     """
 
     def __init__(
@@ -119,7 +112,6 @@ class LiveFigures:
         self._reading: asyncio.Task[Fleet] | None = None
 
     async def run(self) -> None:
-        """Look, and write, without end."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._look())
             if self._database is not None:
@@ -131,32 +123,31 @@ class LiveFigures:
             await self.look()
 
     async def look(self) -> None:
-        """Look once."""
         try:
             self._own = await asyncio.to_thread(self._watch.look)
-        except Exception:  # noqa: BLE001  such as too many open files; there is a next look
-            _LOG.exception("what the workers have counted cannot be read now")
+        except Exception:  # noqa: BLE001  such as too many open files; there is a next time
+            _LOG.exception("the counters of the workers cannot be read")
         self._news.set()
 
     async def _write(self, database: Database) -> None:
         while True:
             await self._news.wait()
             self._news.clear()
-            with suppress(DatabaseError):  # whoever looks is told
+            with suppress(DatabaseError):  # views report it
                 await self.write(database)
 
     async def write(self, database: Database) -> None:
-        """Write what was seen, if somebody looks at any node. Raises DatabaseError."""
+        """Write the figures during views. Raises DatabaseError."""
         async with database.reading() as connection:
             watched = select(figures.c.at).where(figures.c.id == WATCHED)
             if ((await connection.execute(watched)).scalar() or 0) < self._now():
                 return
         row = {"id": self._status().id, "at": self._own.at, "body": _encode(self._own).decode()}
         async with database.writing() as connection:
-            await _put(connection, row)
+            await connection.execute(upsert(connection, figures, replace=("at", "body")), row)
 
     async def fleet(self) -> Fleet:
-        """Return what is known of all nodes; of this one alone, if the database does not answer in time."""
+        """Return all nodes; only this one if the database does not answer in time."""
         if self._fleet is not None and monotonic() - self._read_at < CACHED:
             return self._fleet
         reading = self._reading
@@ -166,7 +157,6 @@ class LiveFigures:
         return reading.result() if done else self._alone("the database does not answer in time")
 
     async def finish(self) -> None:
-        """End what is still being read."""
         tasks = {task for task in (self._reading, self._finding) if task is not None}
         for task in tasks:
             task.cancel()
@@ -186,7 +176,7 @@ class LiveFigures:
         return Fleet(self._now(), status.id, [NodeFigures(status, self._own)], status.revision, 0, reason)
 
     async def _found(self, database: Database) -> Fleet:
-        """Read what all nodes have written, and let them know that somebody looks. Raises DatabaseError."""
+        """Read the figures of all nodes, and record the view. Raises DatabaseError."""
         now, own = self._now(), self._status()
         lately = select(nodes).where(nodes.c.seen_at > now - FORGOTTEN_AFTER_US)
         present = lately.order_by(nodes.c.seen_at.desc()).limit(MOST_NODES)
@@ -199,7 +189,8 @@ class LiveFigures:
         watched = rows.pop(WATCHED, None)
         if watched is None or watched.at < now + WATCHED_US // 2:
             async with database.writing() as connection:
-                await _put(connection, {"id": WATCHED, "at": now + WATCHED_US, "body": ""})
+                mark = {"id": WATCHED, "at": now + WATCHED_US, "body": ""}
+                await connection.execute(upsert(connection, figures, replace=("at", "body")), mark)
                 await connection.execute(delete(figures).where(figures.c.at < now - HISTORY_US))
         seen = {name: _figures(row.body) for name, row in rows.items()} | {own.id: self._own}
         if own.id not in {status.id for status in statuses}:
@@ -212,7 +203,7 @@ class LiveFigures:
         return fleet
 
     async def _find(self, database: Database, fleet: Fleet) -> None:
-        """Look for what the database knows that needs attention. It takes longer: the next look shows it."""
+        """Search the database for problems, in the background: a later view shows them."""
         refusing = dict.fromkeys(rule.rule_id for each in fleet.fresh for rule in each.rules if rule.refused)
         try:
             async with database.reading() as connection:
@@ -223,18 +214,12 @@ class LiveFigures:
                 self._verified_at = monotonic()
             self._findings = (*found, *self._audit)
         except DatabaseError as error:
-            _LOG.debug("what needs attention is not known: %s", error)
+            _LOG.debug("the search for problems failed: %s", error)
         self._found_at = monotonic()
-
-
-async def _put(connection: AsyncConnection, row: dict[str, Any]) -> None:
-    put = upsert(connection, figures)
-    changed = {"at": put.excluded.at, "body": put.excluded.body}
-    await connection.execute(put.on_conflict_do_update(index_elements=["id"], set_=changed), row)
 
 
 def _figures(body: str) -> Figures:
     try:
         return _decode(body)
-    except msgspec.DecodeError:  # of another version, perhaps
+    except msgspec.DecodeError:  # perhaps of another version
         return Figures()

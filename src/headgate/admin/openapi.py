@@ -47,20 +47,20 @@ _OTHER_TAGS = {
 """By the end of a path; others are those of its first part."""
 _ERRORS = {
     400: ("Something in the request is not acceptable; nothing was changed.", "the request is not acceptable"),
-    401: ("There is no key, or it is not accepted.", "a key is needed: send the header Authorization: Bearer KEY"),
+    401: ("There is no key, or it is not accepted.", "a key is required: send the header Authorization: Bearer KEY"),
     403: ("The role of the key is not enough.", "this key is a viewer's; that needs a key of the role editor"),
     404: ("It does not exist.", "there is no rule 'orders-user'"),
-    408: ("The body does not come to its end.", "all of a request has to come within 30 s"),
+    408: ("The body does not come to its end.", "the body of a request must arrive within 30 s"),
     409: (
         "It exists already, is in use, was changed later, or the rules are in a file.",
         "there is a rule 'new' already",
     ),
     412: ("It has another version by now.", "rule 'orders-user' is of version 2 by now, not 1: read it again"),
-    413: ("The body is too large.", "a request such as this has at most 10,485,760 bytes"),
-    415: ("The body is compressed, or of another kind.", "a body comes as it is, without a Content-Encoding"),
+    413: ("The body is too large.", "the body of this request has at most 10,485,760 bytes"),
+    415: ("The body is compressed, or of another kind.", "bodies must not be compressed: omit Content-Encoding"),
     429: (
         "This key, or this address, sends too many requests.",
-        "this key may do that 100/minute times; try again in 9 s",
+        "the limit of this key is 100/minute; try again in 9 s",
     ),
     503: ("The database is unavailable; decisions go on.", "the database does not answer"),
 }

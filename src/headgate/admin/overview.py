@@ -1,4 +1,4 @@
-"""What the fleet decides at present, as the API and the console show it: sums, histories, and each node."""
+"""The present state of the fleet, as the API and the console show it: sums, histories, and each node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ _SHOWN_NODES = 200
 
 
 def overview(fleet: Fleet) -> dict[str, Any]:
-    """Return what a fleet decides at present."""
     fresh = fleet.fresh
     rules = _rules(fresh)
     refusing = sorted((each for each in rules if each["refused"]), key=lambda each: -each["refused"])
@@ -54,7 +53,7 @@ def _rates(fresh: list[Figures]) -> dict[str, float]:
 
 
 def share(refused: float, allowed: float) -> float:
-    """Return which part of all is refused, from 0 to 1."""
+    """Return the share of refusals, from 0 to 1."""
     return round(refused / (refused + allowed), 4) if refused else 0.0
 
 
@@ -63,7 +62,6 @@ def _sum(numbers: Iterable[float]) -> float:
 
 
 def _rules(fresh: list[Figures]) -> list[dict[str, Any]]:
-    """Return the sums of the rules that nodes name, the busiest first."""
     sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     names = RuleRates.__struct_fields__[1:]
     for each in fresh:
@@ -78,16 +76,12 @@ def _rules(fresh: list[Figures]) -> list[dict[str, Any]]:
         }
         for rule, rates in sums.items()
     ]
-    return sorted(found, key=_decisions, reverse=True)
-
-
-def _decisions(rule: dict[str, Any]) -> float:
-    found: float = rule["allowed"] + rule["refused"] + rule["shadow_allowed"] + rule["shadow_refused"]
-    return found
+    outcomes = ("allowed", "refused", "shadow_allowed", "shadow_refused")
+    return sorted(found, key=lambda rule: -sum(rule[name] for name in outcomes))
 
 
 def _history(fleet: Fleet) -> list[dict[str, Any]]:
-    """Return ten minutes of the fleet, up to the step that all nodes have written which write at present."""
+    """Return ten minutes of the fleet, up to the last step that all reporting nodes have written."""
     last = min((each.history[-1].at for each in fleet.fresh if each.history), default=0)
     first = last - (STEPS - 1) * STEP_SECONDS
     names = Point.__struct_fields__[1:]
@@ -105,12 +99,11 @@ def _history(fleet: Fleet) -> list[dict[str, Any]]:
 
 
 def usage_point(point: UsagePoint) -> dict[str, Any]:
-    """Return a step of a series of usage."""
     return {**point._asdict(), "at": moment_text(point.at)}
 
 
 def usage_total(points: Iterable[UsagePoint]) -> dict[str, Any]:
-    """Return the sums of a series, and the shares that are refused, or would be by a shadow."""
+    """Return the sums of a series, and the shares that rules refused, or would have refused in shadow."""
     sums = {name: sum(getattr(each, name) for each in points) for name in UsagePoint._fields[1:]}
     shadow = share(sums["shadow_denied"], sums["shadow_allowed"])
     return {**sums, "refused_share": share(sums["denied"], sums["allowed"]), "shadow_refused_share": shadow}
@@ -149,7 +142,6 @@ def _node(node: NodeFigures, fleet: Fleet) -> dict[str, Any]:
 
 
 def _store_state(figures: Figures) -> str:
-    """Return in what state the store is, by its circuits, as far as a node says so."""
     if not figures.store:
         return "unknown"
     return ("down" if "open" in figures.circuits.values() else "recovering") if figures.circuits else "up"

@@ -1,9 +1,9 @@
-"""The admin plane of one service: its database, the REST API on a port of its own, and following the rules.
+"""The admin plane of one service.
 
 ::
 
-    begin            before the service starts: the tables, the first rules, the first key, the files of the rules
-    serving          while it runs: the REST API, and one task that follows the database
+    begin            before the service starts: creates the tables, the first rules, the first key, the files of rules
+    serving          while it runs: the REST API and the console, and tasks that read and write the database
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headgate.admin import audit, refusals, sessions, usage, what_if
 from headgate.admin.api import application
@@ -27,7 +28,7 @@ from headgate.admin.keys import AdminKeys
 from headgate.admin.listener import AdminListener
 from headgate.admin.live import LiveFigures
 from headgate.admin.refusals import RefusalLog
-from headgate.admin.rule_catalogs import FileRules
+from headgate.admin.rule_catalogs import FileRules, RuleCatalog
 from headgate.admin.security import READS, WRITES
 from headgate.admin.service import AdminService
 from headgate.admin.sessions import Sessions
@@ -44,86 +45,74 @@ from headgate.policy.snapshot import WHOLE
 from headgate.web.deprecation import Deprecations
 
 _HOUSEKEEPING, _ENDED = 600.0, 2.0
-"""Seconds between two looks at what is old, and at overrides that may have ended."""
+"""Seconds between two removals of old rows, and of overrides that have ended."""
 _LOG = logging.getLogger("headgate.admin")
 
 
 class Begun(NamedTuple):
-    """What there is to say about an admin plane that has just begun."""
+    """What `AdminPlane.begin` has done."""
 
     first_key: str
-    """The key that was made since there was none; it is shown once. Empty: there were keys."""
+    """The key that it created, since there was none; to be shown once. Empty: there were keys."""
     error: str
-    """Why the rules may be old: the database is away. Empty: it is not."""
+    """Why the database is unavailable, so that the rules may be out of date; empty if it is available."""
 
 
 class Examined(NamedTuple):
-    """What was found in a database."""
+    """The rules of a database."""
 
     rules: int
     is_empty: bool
-    """Whether it never had any rules, or does not even exist yet."""
+    """Whether it never had any rules, or does not exist yet."""
 
 
+@dataclass(frozen=True, slots=True, repr=False)  # it has secrets
 class AdminPlane:
-    """The admin plane of one service.
+    """The admin plane of one service. Raises UsageError for an invalid key."""
 
-    Args:
-        url: of the database; empty: the rules are in a file.
-        folder: where the rules of the database are kept for the workers; see `snapshot_folder`.
-        key: the operator's own, from ``HEADGATE_ADMIN_KEY``; empty for none.
-        rules_file: where the rules are, without a database.
-        tls: certificate and key of the REST API, as files; empty for none.
-        audit_days: how long the audit trail is kept.
-        limits: how often a key may read, and how often it may change something.
-        deprecations: paths of the REST API that are going to go.
-        store: what the store is called, for those who look.
+    url: str = ""
+    """Of the database; empty: the rules are in a file."""
+    _: KW_ONLY
+    folder: Path | None = None
+    """For the workers' copy of the rules in the database; see `snapshot_folder`."""
+    key: str = ""
+    """From ``HEADGATE_ADMIN_KEY``; empty for none."""
+    rules_file: str = ""
+    tls: tuple[str, str] = ("", "")
+    """Files of the certificate and the key of the REST API; empty for none."""
+    audit_days: int = audit.RETENTION_DAYS
+    limits: tuple[str, str] = (READS, WRITES)
+    """Limits of each key, for reads and for changes."""
+    deprecations: Deprecations | None = None
+    store: str = "memory"
+    """The name of the store."""
 
-    Raises UsageError for a key that cannot be one.
-    """
-
-    def __init__(
-        self,
-        url: str = "",
-        *,
-        folder: Path | None = None,
-        key: str = "",
-        rules_file: str = "",
-        tls: tuple[str, str] = ("", ""),
-        audit_days: int = audit.RETENTION_DAYS,
-        limits: tuple[str, str] = (READS, WRITES),
-        deprecations: Deprecations | None = None,
-        store: str = "memory",
-    ) -> None:
-        self._deprecations, self._store = deprecations, store
-        self._url, self._folder, self._key = url, folder, key
-        self._rules_file, self._tls, self._audit_days = rules_file, tls, audit_days
-        self._reads, self._writes = limits
-        AdminKeys(None, key)  # a key that cannot be one is an error before anything is begun
+    def __post_init__(self) -> None:
+        AdminKeys(None, self.key)  # reports an invalid key before anything is started
 
     def begin(self, examples: Callable[[], Ruleset] | None = None) -> Begun:
-        """Make ready what workers need; `examples` are the rules of a database that never had any, if given.
+        """Prepare the database, and the files that workers read; `examples` are the first rules of a new database.
 
         Raises UsageError, DatabaseError, InvalidRule, OSError.
         """
         return asyncio.run(self._begin(examples))
 
     async def _begin(self, examples: Callable[[], Ruleset] | None) -> Begun:
-        if not self._url or self._folder is None:
+        if not self.url or self.folder is None:
             return Begun("", "")
-        database = Database(self._url)
+        database = Database(self.url)
         catalog, first = Catalog(database), ""
-        follower = Follower(catalog, self._folder)
+        follower = Follower(catalog, self.folder)
         try:
             try:
                 await database.prepare()
                 if examples is not None and await catalog.revision() == 0:
                     first_rules = Actor("start-up", reason="the example rules")
                     await catalog.apply(examples(), first_rules, only_first=True)
-                made = await AdminKeys(database, self._key).first()
+                made = await AdminKeys(database, self.key).first()
                 first = made.text if made else ""
-            except SchemaMismatch as error:  # while a fleet is upgraded, those that are started must serve as well
-                if not (self._folder / WHOLE).exists():
+            except SchemaMismatch as error:  # during an upgrade of a fleet, a node that restarts must serve
+                if not (self.folder / WHOLE).exists():
                     raise
                 follower.resume()
                 return Begun("", str(error))
@@ -135,11 +124,11 @@ class AdminPlane:
             await database.close()
 
     def examine(self) -> Examined:
-        """Look at the database as `begin` would, and change nothing. Raises UsageError, DatabaseError, InvalidRule."""
+        """Read the rules as `begin` would, without changes. Raises UsageError, DatabaseError, InvalidRule."""
         return asyncio.run(self._examine())
 
     async def _examine(self) -> Examined:
-        database = Database(self._url)
+        database = Database(self.url)
         try:
             if not database.exists or await database.schema() is None:
                 return Examined(0, is_empty=True)
@@ -150,7 +139,7 @@ class AdminPlane:
             await database.close()
 
     @asynccontextmanager
-    async def serving(  # noqa: PLR0917  what a node has to show
+    async def serving(  # noqa: PLR0917  all that a node reports
         self,
         listening: socket,
         engine: AsyncEngine,
@@ -159,59 +148,59 @@ class AdminPlane:
         used: Callable[..., list[WindowUse]] = lambda **_: [],
         refused: Callable[[], list[Refusal]] = list,
     ) -> AsyncIterator[None]:
-        """Answer on a socket, follow the database, and write usage, for as long as the block lasts.
+        """Serve on a socket, follow the database, and write usage and refusals, until the block ends.
 
-        Args:
-            listening: where to answer.
-            engine: what decides.
-            hot_keys: returns the keys that are asked about most, as JSON.
-            counted: returns what the workers of this service have counted; asked in a thread.
-            used: returns what principals asked for since the last time; see `UsageWriter`.
-            refused: returns the last refusals since the last time; see `RefusalLog`.
+        `hot_keys` returns JSON; `counted` returns the counters of all workers, in a thread; see `UsageWriter` for
+        `used`, and `RefusalLog` for `refused`.
         """
-        database = Database(self._url) if self._url else None
+        database = Database(self.url) if self.url else None
         log = RefusalLog(database, refused)
         tasks = [asyncio.create_task(log.run())]
         writer: UsageWriter | None = None
         follower: Follower | None = None
-        if database is not None and self._folder is not None:
+        if database is not None and self.folder is not None:
             catalog = Catalog(database)
-            follower = Follower(catalog, self._folder, counted)
+            follower = Follower(catalog, self.folder, counted)
             try:
                 follower.resume()
-            except (InvalidRule, OSError) as error:  # it reads everything
-                _LOG.warning("the last good rules cannot be read any more: %s", error)
+            except (InvalidRule, OSError) as error:  # the follower reads everything again
+                _LOG.warning("the last good rules cannot be read: %s", error)
             writer = UsageWriter(database, counted, used=used)
             tasks += [
                 asyncio.create_task(follower.run()),
                 asyncio.create_task(writer.run()),
-                asyncio.create_task(_every(_HOUSEKEEPING, lambda: self._keep_house(database))),
+                asyncio.create_task(_every(_HOUSEKEEPING, lambda: self._clean_up(database))),
                 asyncio.create_task(_every(_ENDED, catalog.end_overrides)),
             ]
-            keys = AdminKeys(database, self._key)
-            about: dict[str, Any] = {"rules": lambda: engine.policy.ruleset.rules, "store": self._store}
-            live = LiveFigures(database, counted, hot_keys, follower.status, **about)
-            kept: dict[str, Any] = {"hot_keys": hot_keys, "refusals": log, "live": live}
-            admin = AdminService(catalog, engine, keys, database=database, **kept)
+            rules: RuleCatalog = catalog
         else:
-            rules = FileRules(self._rules_file, lambda: engine.policy.ruleset, lambda: engine.policy.version)
-            live = LiveFigures(None, counted, hot_keys, store=self._store)
-            admin = AdminService(rules, engine, AdminKeys(None, self._key), hot_keys=hot_keys, refusals=log, live=live)
+            rules = FileRules(self.rules_file, lambda: engine.policy.ruleset, lambda: engine.policy.version)
+        live = LiveFigures(
+            database,
+            counted,
+            hot_keys,
+            follower.status if follower is not None else None,
+            rules=lambda: engine.policy.ruleset.rules,
+            store=self.store,
+        )
         tasks.append(asyncio.create_task(live.run()))
-        signed_in = Sessions(admin.keys, database)
-        options: dict[str, Any] = {
-            "sessions": signed_in,
-            "reads": self._reads,
-            "writes": self._writes,
-            "store": engine.store,
-        }
-        made = partial(application, admin, deprecations=self._deprecations, **options)
-        answering = AdminListener(listening, made, self._tls)
-        serving = asyncio.create_task(answering.run())
+        keys = AdminKeys(database, self.key)
+        admin = AdminService(rules, engine, keys, database=database, hot_keys=hot_keys, refusals=log, live=live)
+        app = partial(
+            application,
+            admin,
+            reads=self.limits[0],
+            writes=self.limits[1],
+            store=engine.store,
+            deprecations=self.deprecations,
+            sessions=Sessions(keys, database),
+        )
+        listener = AdminListener(listening, app, self.tls)
+        serving = asyncio.create_task(listener.run())
         try:
             yield
         finally:
-            answering.end()
+            listener.end()
             await asyncio.wait({serving})
             for task in tasks:
                 task.cancel()
@@ -225,26 +214,25 @@ class AdminPlane:
             if database is not None:
                 await database.close()
 
-    async def _keep_house(self, database: Database) -> None:
-        """Remove what is kept no longer, and fold what is over."""
+    async def _clean_up(self, database: Database) -> None:
+        """Aggregate what has ended, and remove what is past its retention."""
         async with database.exclusively() as connection:
             now = epoch_us()
-            removed = await audit.prune(connection, now, self._audit_days)
+            removed = await audit.prune(connection, now, self.audit_days)
             await usage.roll_up(connection, now)
             await what_if.fold(connection, now)
-            await refusals.prune(connection, now, self._audit_days)
+            await refusals.prune(connection, now, self.audit_days)
             await sessions.prune(connection, now)
         if removed:
-            _LOG.info("%d entries of the audit trail were older than %d days", removed, self._audit_days)
+            _LOG.info("%d entries of the audit trail were older than %d days", removed, self.audit_days)
 
 
-async def _every(seconds: float, tidy: Callable[[], Awaitable[None]]) -> None:
-    """Tidy up now and again, without end, whatever happens."""
+async def _every(seconds: float, clean_up: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
-            await tidy()
+            await clean_up()
         except DatabaseError as error:
-            _LOG.debug("nothing was tidied up: %s", error)
+            _LOG.debug("clean-up failed: %s", error)
         except Exception:  # noqa: BLE001  there is a next time
-            _LOG.exception("nothing was tidied up")
+            _LOG.exception("clean-up failed")
         await asyncio.sleep(seconds)

@@ -1,4 +1,4 @@
-"""What an error is to a client of the REST API: a problem document (RFC 9457)."""
+"""Problem documents (RFC 9457) for the errors of the REST API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOG = logging.getLogger("headgate.admin")
 
 
 def pointer(path: str) -> str:
-    """Return where a problem is as a JSON pointer: ``rules[2].window`` is ``/rules/2/window``."""
+    """Return the JSON pointer of a path in a rules file: ``/rules/2/window`` for ``rules[2].window``."""
     parts = [quoted or number or name for quoted, number, name in _PART.findall(path)]
     return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
 
@@ -37,7 +37,7 @@ _PART = re.compile(r"""\["(.*?)"\]|\[([0-9]+)\]|([^.\[\]]+)""")
 
 
 def problem_of(error: Exception, *, is_conditional: bool = False) -> ProblemDocument:
-    """Return the problem document of an error; a conditional request says what it wants to find."""
+    """Return the problem document of an error; version conflicts of conditional requests are 412 instead of 409."""
     if isinstance(error, InvalidRules):
         faults = tuple(
             (pointer(each.path), str(replace(each, path="", file="", line=0, column=0)))
@@ -56,7 +56,7 @@ def problem_of(error: Exception, *, is_conditional: bool = False) -> ProblemDocu
         return bad_request("the request is not acceptable; nothing was changed", faults)
     if isinstance(error, HTTPException):
         return of_status(error.status_code, error.detail)
-    _LOG.error("an error of ours", exc_info=error)
+    _LOG.error("unexpected error", exc_info=error)
     return of_status(500, "this is a defect of Headgate; its log has the details")
 
 
@@ -68,7 +68,7 @@ def _public(error: Exception) -> str:
 
 
 def _place(key: str) -> str:
-    return pointer(key) if key != "data" else ""  # which is what routes call the body as a whole
+    return pointer(key) if key != "data" else ""  # the parameter of routes that is the whole body
 
 
 _STATUSES: tuple[tuple[type[Exception], int], ...] = (
@@ -85,8 +85,7 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
 )
 
 
-def explained(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """Answer an error with its problem document."""
+def problem_response(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     if isinstance(error, ValidationException) and isinstance(error.extra, list):
         faults = unfit(taken(request), error.extra)
         error = InvalidParameters(faults) if faults else error
@@ -97,23 +96,23 @@ def explained(request: Request[Any, Any, Any], error: Exception) -> Response[byt
         problem = problem_of(error, is_conditional=is_conditional)
     headers, path = {}, request.scope["path"]
     if isinstance(error, NotFoundException):
-        problem = of_status(404, f"there is nothing at {short(path)}; /docs has what there is")
+        problem = of_status(404, f"there is nothing at {short(path)}; /docs lists all paths")
     elif problem.status == 405:
         headers["Allow"] = allowed = allowed_methods(request.app, path)
-        problem = of_status(405, f"{short(path)} is asked with {allowed}, not with {short(request.method)}")
+        problem = of_status(405, f"{short(path)} accepts {allowed}, not {short(request.method)}")
     return Response(
         problem.encode(), status_code=problem.status, media_type="application/problem+json", headers=headers
     )
 
 
 def allowed_methods(app: Litestar, path: str) -> str:
-    """Return the methods of a path, as the header Allow lists them."""
+    """Return the value of the header Allow for a path."""
     found = (methods for pattern, methods in app.state.methods if pattern.fullmatch(path.rstrip("/")))
     return ", ".join(sorted({method for methods in found for method in methods}))
 
 
 def methods_of(routes: Iterable[HTTPRoute]) -> list[tuple[re.Pattern[str], set[str]]]:
-    """Return which methods paths have, by what fits them; HEAD goes wherever GET does."""
+    """Return pairs of a pattern for paths and its methods, with HEAD wherever there is GET."""
     return [
         (
             re.compile("/".join("[^/]+" if part[:1] == "{" else re.escape(part) for part in route.path.split("/"))),

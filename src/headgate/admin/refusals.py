@@ -1,9 +1,8 @@
-"""The last refusals, of all nodes that share a database, or without one, of this node.
+"""The last refusals of all nodes that share a database; without a database, of this node.
 
-Workers keep a few of each caller in memory; see `headgate.observe.refusals`. What they kept is written here in batches,
-every few seconds, and stays for a day. How many refusals there were of each caller by each rule is summed up by hour,
-and stays as long as the audit trail. Both are bounded. Above the bound, those callers lose refusals first who have most
-of them, and then the oldest go.
+Workers keep a few refusals of each caller in memory; see `headgate.observe.refusals`. These are written here in
+batches, every few seconds, and kept for a day. Their number by caller, rule and hour is kept as long as the audit
+trail. Both are bounded: above the bound, callers with the most refusals lose theirs first, then the oldest are deleted.
 """
 
 from __future__ import annotations
@@ -21,36 +20,33 @@ from sqlalchemy import Table, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin.database import PATIENCE, Database, DatabaseError
-from headgate.admin.statements import sum_of, upsert
-from headgate.admin.tables import epoch_us, refusal_hours, refusals, usage_writers
+from headgate.admin.statements import last_batch, note_batch, sum_of, upsert
+from headgate.admin.tables import epoch_us, refusal_hours, refusals
 from headgate.core.calendar import DAY_US
 from headgate.observe.refusals import TAKEN_EVERY, Refusal
 
 MOST_ROWS = 100_000
-"""Refusals that are kept, and sums of hours; of both there may be `PRUNED_AFTER` more for a while, of each service."""
+"""Bound of refusals, and of sums by hour; each service may exceed it by `PRUNED_AFTER` for a while."""
 PRUNED_AFTER = 20_000
-"""Refusals that a service writes before it looks at the bound."""
+"""Refusals that a service writes between two enforcements of the bound."""
 MOST_WAITING = 10_000
 """Refusals that wait for the database, or are kept without one."""
 STEPS = ("each", "hour")
 WHO = ("user", "apikey", "ip", "principal")
-"""What refusals can be found by."""
+"""The fields of callers by which refusals can be filtered."""
 _AT_ONCE = 1000
 _EACH = (256, 64, 16, 4, 1)
-"""Refusals that each caller keeps by a rule, above the bound: fewer and fewer, until the rest is within it."""
+"""Refusals that each caller keeps by a rule, above the bound; tried in turn until the bound is met."""
 _HOUR_US = 3_600_000_000
 _LOG = logging.getLogger("headgate.admin")
 Filters: TypeAlias = Mapping[str, Any]
-"""A rule_id; `since` and `until`, in microseconds since the epoch; and for each of `WHO` what it may be shown as."""
+"""`rule_id`; `since` and `until`, in microseconds since the epoch; and for each of `WHO` the accepted values."""
 
 
 class RefusalLog:
-    """Keeps what the workers of a service refused last.
+    """Keeps the last refusals of a service's workers, without a database in memory.
 
-    Args:
-        database: where; None: in memory.
-        taken: returns what workers have kept since the last time.
-        clock: what time it is, in microseconds since the epoch; for tests.
+    `taken` returns the refusals since its last call; `clock` returns microseconds since the epoch.
     """
 
     def __init__(
@@ -58,29 +54,28 @@ class RefusalLog:
     ) -> None:
         self._database, self._taken, self._now = database, taken, clock
         self._waiting: deque[Refusal] = deque(maxlen=MOST_WAITING)
-        self._batch: list[Refusal] = []  # sent, and perhaps written: it is sent again as it is until that is known
+        self._batch: list[Refusal] = []  # sent, and perhaps written: it is sent again unchanged until that is certain
         self._id, self._sequence = secrets.token_hex(8), 0
         self._until_pruned = PRUNED_AFTER
-        self._is_away = False
+        self._is_unavailable = False
 
     async def run(self) -> None:
-        """Take and write every few seconds, without end."""
         while True:
             await asyncio.sleep(TAKEN_EVERY)
             await self.collect()
 
     async def finish(self) -> None:
-        """Write what is left, once and in a few seconds."""
+        """Write the remaining refusals, if the database answers within a few seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
                 await self.collect()
 
     async def collect(self) -> None:
-        """Take what workers have kept, and write it if there is a database."""
+        """Take the refusals of the workers, and write them if there is a database."""
         try:
             new = self._taken()
         except OSError as error:
-            _LOG.warning("the last refusals of the workers cannot be read now: %s", error)
+            _LOG.warning("the refusals of the workers cannot be read: %s", error)
             new = []
         lost = len(self._waiting) + len(new) - MOST_WAITING
         if lost > 0 and self._database is not None:
@@ -91,14 +86,13 @@ class RefusalLog:
         try:
             await self._write(self._database)
         except DatabaseError as error:
-            if not self._is_away:
+            if not self._is_unavailable:
                 _LOG.warning("refusals wait for the database: %s", error)
-            self._is_away = True
+            self._is_unavailable = True
         else:
-            self._is_away = False
+            self._is_unavailable = False
 
     async def _write(self, database: Database) -> None:
-        """Write what waits. Raises DatabaseError."""
         while self._batch or self._waiting:
             if not self._batch:
                 self._batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
@@ -112,7 +106,7 @@ class RefusalLog:
                 await bound(connection)
 
     async def page(self, filters: Filters, step: str, offset: int, limit: int) -> tuple[list[dict[str, Any]], int]:
-        """Return some refusals, or sums of hours, the newest first, and how many there are. Raises DatabaseError."""
+        """Return refusals, or sums by hour, the newest first, and their total number. Raises DatabaseError."""
         if self._database is not None:
             async with self._database.reading() as connection:
                 return await page(connection, filters, step, offset, limit)
@@ -129,7 +123,7 @@ class RefusalLog:
         return rows[offset : offset + limit], len(rows)
 
     async def most_refused(self, since: int, most: int, rule_id: str | None = None) -> list[dict[str, Any]]:
-        """Return who was refused most by which rule, or by one, since an hour, `count` times. Raises DatabaseError."""
+        """Return the principals refused most, by any rule or one, since an hour. Raises DatabaseError."""
         first = since - since % _HOUR_US
         if self._database is None:
             self._waiting.extend(self._taken())
@@ -155,7 +149,7 @@ def _is_meant(refusal: Refusal, filters: Filters, step: str) -> bool:
 
 
 def _column(name: str, step: str) -> str:
-    """Return where a principal is: sums of hours name only whom the rule counts."""
+    """Return the column of a field of `WHO`: sums by hour only have the principal of the rule."""
     return "principal" if step == "hour" else name
 
 
@@ -167,39 +161,28 @@ def _by_hour(some: Collection[Refusal]) -> Counter[tuple[int, str, str]]:
 
 
 async def add(database: Database, writer: str, sequence: int, batch: Collection[Refusal], now: int) -> None:
-    """Add a batch, unless it is there already. Raises DatabaseError."""
+    """Add a batch, unless it was added before. Raises DatabaseError."""
     async with database.writing() as connection:
-        known = select(usage_writers.c.sequence).where(usage_writers.c.id == writer)
-        if ((await connection.execute(known)).scalar() or 0) >= sequence:
+        if await last_batch(connection, writer) >= sequence:
             return
         await connection.execute(refusals.insert(), [msgspec.structs.asdict(each) for each in batch])
-        adding = upsert(connection, refusal_hours)
-        summed = refusal_hours.c["count"] + adding.excluded["count"]
-        await connection.execute(
-            adding.on_conflict_do_update(index_elements=["at", "rule_id", "principal"], set_={"count": summed}),
-            [  # in one order, so that two writers never wait for each other
-                {"at": at, "rule_id": rule, "principal": principal, "count": count}
-                for (at, rule, principal), count in sorted(_by_hour(batch).items())
-            ],
-        )
-        me = upsert(connection, usage_writers)
-        seen = {"sequence": me.excluded.sequence, "seen_at": me.excluded.seen_at}
-        row = {"id": writer, "sequence": sequence, "seen_at": now}
-        await connection.execute(me.on_conflict_do_update(index_elements=["id"], set_=seen), row)
+        hours = [  # sorted, so that two writers cannot deadlock
+            {"at": at, "rule_id": rule, "principal": principal, "count": count}
+            for (at, rule, principal), count in sorted(_by_hour(batch).items())
+        ]
+        await connection.execute(upsert(connection, refusal_hours, add=["count"]), hours)
+        await note_batch(connection, writer, sequence, now)
 
 
 async def prune(connection: AsyncConnection, now: int, days: int) -> None:
-    """Drop refusals that are older than a day, sums of hours that are older than the audit trail, and what is too much.
-
-    To be done in one transaction, by any service and however often.
-    """
+    """Delete refusals older than a day, and sums by hour older than the audit trail, and enforce the bounds."""
     await connection.execute(delete(refusals).where(refusals.c.at < now - DAY_US))
     await connection.execute(delete(refusal_hours).where(refusal_hours.c.at < now - days * DAY_US))
     await bound(connection)
 
 
 async def bound(connection: AsyncConnection) -> None:
-    """Drop what is above `MOST_ROWS`, first of those callers who have most."""
+    """Delete what exceeds `MOST_ROWS`, first of the callers with the most refusals."""
     kept = refusals.c
     for each in _EACH:
         if await _total(connection, refusals) <= MOST_ROWS:
@@ -220,7 +203,6 @@ async def _total(connection: AsyncConnection, table: Table) -> int:
 async def page(
     connection: AsyncConnection, filters: Filters, step: str, offset: int, limit: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return some refusals, or sums of hours, the newest first, and how many there are."""
     table = refusal_hours if step == "hour" else refusals
     conditions: list[Any] = [table.c.rule_id == filters["rule_id"]] if "rule_id" in filters else []
     conditions += [table.c[_column(name, step)].in_(filters[name]) for name in WHO if name in filters]

@@ -1,4 +1,4 @@
-"""What operators look at: nodes, the audit trail, usage, refusals, hot keys, and what a request would get."""
+"""Reports for operators: nodes, the audit trail, usage, refusals, hot keys, and explanations of requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headgate.policy.request import Request
 
 
 class Reports:
-    """What a database and an engine know, as JSON. `hot_keys` returns the keys that are asked about most."""
+    """Reports from a database and an engine, as JSON. `hot_keys` returns the hot keys."""
 
     def __init__(
         self,
@@ -48,35 +48,33 @@ class Reports:
         return {"revision": await self._rules.revision(), "items": shown}
 
     async def live(self) -> dict[str, Any]:
-        """Return what all nodes decide at present, how they are, and what needs attention."""
         return overview(await self._live.fleet())
 
     async def behind(self, patience: float) -> tuple[int, list[NodeStatus]]:
-        """Return the revision in force, and the nodes that do not run it once so many seconds have passed."""
-        revision, give_up = await self._rules.revision(), asyncio.get_running_loop().time() + patience
+        """Return the revision in force, and the nodes that do not run it after `patience` seconds."""
+        revision, deadline = await self._rules.revision(), asyncio.get_running_loop().time() + patience
         while True:
             found = [] if self._database is None else await nodes_of(self._database, epoch_us())
             late = [node for node in found if node.revision < revision]
-            if not late or asyncio.get_running_loop().time() >= give_up:
+            if not late or asyncio.get_running_loop().time() >= deadline:
                 return revision, late
             await asyncio.sleep(ARRIVAL_EVERY)
 
     async def audit(self, filters: Mapping[str, Any], offset: int, limit: int) -> ResultPage:
-        """Return some of the audit trail, the newest first."""
+        """Return entries of the audit trail, the newest first."""
         async with kept(self._database).reading() as connection:
             rows, total = await audit.page(connection, filters, offset, limit)
         return ResultPage.of([{**row, "at": moment_text(row["at"])} for row in rows], total, offset + limit)
 
     async def verify_audit(self, contains: str = "") -> dict[str, Any]:
-        """Go through the whole audit trail; says whether it was tampered with."""
         async with kept(self._database).reading() as connection:
             chain = await audit.verify(connection, contains)
         return {"intact": not chain.fault, **chain._asdict()}
 
     async def usage(self, filters: Mapping[str, Any], step: str, offset: int, limit: int) -> ResultPage:
-        """Return how often rules decided what, in each minute or hour, the newest first.
+        """Return decisions by rule and outcome in each minute or hour, the newest first.
 
-        Where `filters` have no `since`: of the last day by minute, or the last 30 days by hour.
+        Without `since` in `filters`: of the last day by minute, or the last 30 days by hour.
         """
         lately = epoch_us() - (1 if step == "minute" else usage.MINUTES_DAYS) * DAY_US
         async with kept(self._database).reading() as connection:
@@ -84,9 +82,9 @@ class Reports:
         return ResultPage.of([{**row, "at": moment_text(row["at"])} for row in rows], total, offset + limit)
 
     async def series(self, rules: Collection[str], since: int | None = None, step_seconds: int = 60) -> dict[str, Any]:
-        """Return what some rules decided, step by step since a moment, by default in the last hour; and the sums of it.
+        """Return decisions of some rules in each step since a moment, by default in the last hour, and their sums.
 
-        Steps are whole minutes. Those in which a rule decided nothing are left out.
+        Steps are whole minutes. Steps without decisions are omitted.
         """
         since = epoch_us() - usage.HOUR_US if since is None else since
         async with kept(self._database).reading() as connection:
@@ -99,7 +97,7 @@ class Reports:
         }
 
     async def principals(self, rule: str, limit: int = 10) -> dict[str, Any]:
-        """Return the callers whom a rule sees and would refuse most at present, and refused most in the last day."""
+        """Return a rule's hot keys at present, those that it would refuse, and those refused most in the last day."""
         fleet = overview(await self._live.fleet())
         return {
             "hot": [each for each in fleet["hot_keys"] if each["rule_id"] == rule][:limit],
@@ -108,7 +106,7 @@ class Reports:
         }
 
     async def refusals(self, filters: Mapping[str, Any], step: str, offset: int, limit: int) -> ResultPage:
-        """Return the last refusals, or how many there were in each hour, the newest first."""
+        """Return the last refusals, or their number in each hour, the newest first."""
         rows, total = await self._refusals.page(filters, step, offset, limit)
         items = []
         for row in rows:
@@ -120,24 +118,24 @@ class Reports:
         return ResultPage.of(items, total, offset + limit)
 
     async def most_refused(self, since: int, most: int) -> list[dict[str, Any]]:
-        """Return who was refused most by which rule since an hour, `count` times, and what that rule counts by."""
-        return [self._counting(each) for each in await self._refusals.most_refused(since, most)]
+        """Return the principals refused most since an hour, with the rule, its dimension and the count."""
+        return [self._with_dimension(each) for each in await self._refusals.most_refused(since, most)]
 
     async def hot(self) -> list[dict[str, Any]]:
-        """Return who is decided about most now, by which rule, how often per second, and what that rule counts by."""
-        return [self._counting({**each, "principal": each["key"]}) for each in (await self.live())["hot_keys"]]
+        """Return the hot keys at present, with the rule, its dimension and the rate."""
+        return [self._with_dimension({**each, "principal": each["key"]}) for each in (await self.live())["hot_keys"]]
 
-    def _counting(self, row: dict[str, Any]) -> dict[str, Any]:
+    def _with_dimension(self, row: dict[str, Any]) -> dict[str, Any]:
         rule = self._engine.policy.rules.get(row["rule_id"])
         return {**row, "dimension": rule.dimension if rule else ""}
 
     async def explain(self, request: Request) -> dict[str, Any]:
-        """Say for every rule whether it applies and why, in what state it is, and what would be decided."""
+        """Return for every rule whether it applies and why, its state, and its decision."""
         return explained_data(await self._engine.explain(request))
 
 
 def kept(database: Database | None) -> Database:
     """Return the database. Raises UnknownObject if there is none."""
     if database is None:
-        raise UnknownObject("the rules come from a file, so that no audit trail and no usage is kept")
+        raise UnknownObject("the audit trail and usage need a database, and the rules come from a file")
     return database

@@ -1,4 +1,4 @@
-"""What each revision did, by its entries in the audit trail, and the operations that take it back."""
+"""Revisions, read from the audit trail, and the operations that undo one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headgate.core.errors import HeadgateError
 from headgate.policy.loading import change_from_data
 
 _NAMED = 10
-"""Conflicts that a message has."""
+"""Conflicts in a message."""
 _IS_CHANGE: ColumnElement[bool] = and_(
     audit.c.kind.in_([*ObjectKind, ORDER]), audit.c.action.in_(["create", "update", "delete"])
 )
@@ -34,7 +34,7 @@ _KEPT_IN = {"rules": ObjectKind.RULE, TIERS: ObjectKind.TIER, USERS: ObjectKind.
 
 
 class Revision(NamedTuple):
-    """One change of what is in force."""
+    """One change of the objects in force."""
 
     revision: int
     at: int
@@ -42,13 +42,13 @@ class Revision(NamedTuple):
     request_id: str
     reason: str
     changes: int
-    """How many objects it changed."""
+    """The number of objects that it changed."""
     summary: str
-    """What it changed, in one line."""
+    """Its changes, in one line."""
 
 
 class Conflict(NamedTuple):
-    """A later change that stands in the way of an undo."""
+    """A later change that prevents an undo."""
 
     kind: str
     id: str
@@ -59,22 +59,22 @@ class Conflict(NamedTuple):
 
 
 class Superseded(HeadgateError):
-    """Later changes stand in the way of an undo."""
+    """An undo that later changes prevent."""
 
     def __init__(self, number: int, conflicts: Sequence[Conflict]) -> None:
         self.conflicts = conflicts
         named = ", ".join(map(str, conflicts[:_NAMED]))
         more = f" and {len(conflicts) - _NAMED} more" if len(conflicts) > _NAMED else ""
         super().__init__(
-            f"revision {number} cannot be undone, since later changes stand in the way: {named}{more}; undo those "
-            "first, or override them with force"
+            f"revision {number} cannot be undone, because of later changes: {named}{more}; undo those first, or "
+            "override them with force"
         )
 
 
 async def revisions_of(connection: AsyncConnection, newest: int, offset: int, limit: int) -> tuple[list[Revision], int]:
-    """Return some revisions, the newest first, and how many there are; `newest` is the one in force.
+    """Return some revisions, the newest first, and their total number; `newest` is the one in force.
 
-    Every revision has entries, so that a page is a range of numbers.
+    Every revision has entries, so a page is a range of numbers.
     """
     oldest = (await connection.execute(select(func.min(audit.c.revision)).where(_IS_CHANGE))).scalar()
     if oldest is None:
@@ -87,21 +87,20 @@ async def revision_of(connection: AsyncConnection, number: int, newest: int) -> 
     """Return one revision. Raises UnknownObject."""
     found = await _between(connection, number, number)
     if not found:
-        why = "the audit trail does not go back to it any more" if 0 < number <= newest else "there never was one"
-        raise UnknownObject(f"nothing is known of revision {number}: {why}")
+        why = "is no longer in the audit trail" if 0 < number <= newest else "does not exist"
+        raise UnknownObject(f"revision {number} {why}")
     return found[0]
 
 
 async def changes_of(connection: AsyncConnection, number: int, offset: int, limit: int) -> list[dict[str, Any]]:
-    """Return some of what a revision changed."""
     columns = audit.c.kind, audit.c.subject.label("id"), audit.c.action, audit.c.before, audit.c.after
     some = select(*columns).where(audit.c.revision == number, _IS_CHANGE).order_by(audit.c.sequence)
     return [dict(row) for row in (await connection.execute(some.offset(offset).limit(limit))).mappings()]
 
 
 async def _between(connection: AsyncConnection, first: int, last: int) -> list[Revision]:
-    said = [func.min(audit.c[name]).label(name) for name in ("at", "actor", "request_id", "reason")]
-    counts = select(audit.c.revision, audit.c.action, audit.c.kind, func.count().label("count"), *said)
+    common = [func.min(audit.c[name]).label(name) for name in ("at", "actor", "request_id", "reason")]
+    counts = select(audit.c.revision, audit.c.action, audit.c.kind, func.count().label("count"), *common)
     counts = counts.add_columns(func.min(audit.c.subject).label("subject")).where(_IS_CHANGE)
     counts = counts.where(audit.c.revision.between(first, last)).group_by(*counts.selected_columns[:3])
     found: dict[int, list[Row[Any]]] = {}
@@ -126,22 +125,22 @@ def _summary(rows: Sequence[Row[Any]]) -> str:
 
 
 class Undoing(NamedTuple):
-    """What takes a revision back."""
+    """The changes that undo a revision."""
 
     operations: list[Operation]
     order: Sequence[str]
-    """The ids of all rules as they are to follow each other; empty if that does not change."""
+    """The new order of all rules, by id; empty if it does not change."""
 
 
 async def undoing(connection: AsyncConnection, number: int, now: int, *, force: bool) -> Undoing:
-    """Return what takes a revision back; with `force`, over later changes.
+    """Return the changes that undo a revision; with `force`, later changes too.
 
-    What has ended in the meantime is regarded as gone: it neither comes back nor stands in the way.
+    Overrides that have ended are ignored: they are not restored, and cause no conflict.
 
     Raises:
         UnknownObject: the audit trail does not have that revision.
-        Superseded: later changes stand in the way.
-        InUse: what has to be deleted is used by something that is not changed even with `force`.
+        Superseded: later changes prevent it.
+        InUse: an object to be deleted is used by one that even `force` does not change.
     """
     await revision_of(connection, number, await revision_number(connection))
     operations, changed, moved = list[Operation](), list[tuple[str, str]](), None
@@ -182,7 +181,7 @@ async def undoing(connection: AsyncConnection, number: int, now: int, *, force: 
 
 
 async def _entries(connection: AsyncConnection, number: int) -> AsyncIterator[Sequence[Row[Any]]]:
-    """Return what a revision changed, a few thousand at a time."""
+    """Return the changes of a revision, a few thousand at a time."""
     columns = audit.c.sequence, audit.c.kind, audit.c.subject, audit.c.before, audit.c.after
     some: Select[Any] = select(*columns)
     some = some.where(audit.c.revision == number, _IS_CHANGE).order_by(audit.c.sequence).limit(AT_ONCE)
@@ -194,7 +193,7 @@ async def _entries(connection: AsyncConnection, number: int) -> AsyncIterator[Se
 
 
 def _lasting(body: Any, now: int) -> Any:
-    """Return the body of a user without overrides that have ended; None if nothing is left."""
+    """Return the body of a user without ended overrides; None if it becomes empty."""
     overrides = body.get("overrides") if body else None
     if not overrides or not any("until" in each for each in overrides.values()):
         return body
@@ -208,7 +207,7 @@ def _lasting(body: Any, now: int) -> Any:
 
 
 async def _later(connection: AsyncConnection, number: int, named: Sequence[tuple[str, str]]) -> list[Conflict]:
-    """Return the last changes of what is named, as far as it was changed after a revision."""
+    """Return the last changes of objects that changed after a revision, of those that are named."""
     found = []
     for kind in ObjectKind:
         ids = [name for each, name in named if each == kind]
@@ -222,7 +221,7 @@ async def _later(connection: AsyncConnection, number: int, named: Sequence[tuple
 
 
 async def _missing(connection: AsyncConnection, operations: Sequence[Operation]) -> list[tuple[str, str]]:
-    """Return rules and tiers that what comes back needs, and that do not exist."""
+    """Return rules and tiers that restored objects need, and that do not exist."""
     needed: dict[ObjectKind, set[str]] = {ObjectKind.RULE: set(), ObjectKind.TIER: set()}
     for kind, name, body, _ in operations:
         if kind is ObjectKind.TIER and body:
@@ -243,7 +242,7 @@ async def _missing(connection: AsyncConnection, operations: Sequence[Operation])
 
 
 async def _uses(connection: AsyncConnection, operations: Sequence[Operation], now: int) -> list[tuple[ObjectKind, str]]:
-    """Return what else uses rules and tiers that are to be deleted."""
+    """Return the other objects that use rules and tiers to be deleted."""
     done, found = {(each.kind, each.id) for each in operations}, dict[tuple[ObjectKind, str], None]()
     for kind in (ObjectKind.RULE, ObjectKind.TIER):
         uses = await uses_of(connection, kind, _gone(operations, kind), now)
@@ -254,13 +253,13 @@ async def _uses(connection: AsyncConnection, operations: Sequence[Operation], no
 async def _without(
     connection: AsyncConnection, operations: Sequence[Operation], uses: Sequence[Conflict]
 ) -> list[Operation]:
-    """Return the operations that end the uses of what is to be deleted. Raises InUse."""
+    """Return the operations that remove the uses of objects to be deleted. Raises InUse."""
     named = {how: [each.id for each in uses if each.kind == kind] for how, kind in _KEPT_IN.items()}
     rules, tiers = _gone(operations, ObjectKind.RULE), _gone(operations, ObjectKind.TIER)
     others = {how: names for how, names in named.items() if names and how not in {USERS, TIERS}}
     if others:
         raise InUse(
-            f"what the undo deletes ({', '.join(sorted(rules | tiers)[:_NAMED])})", others, "change these first"
+            f"what the undo would delete ({', '.join(sorted(rules | tiers)[:_NAMED])})", others, "change these first"
         )
     return await without_uses(connection, named[USERS], named[TIERS], rules=rules, of_tiers=tiers)
 
@@ -272,7 +271,7 @@ def _gone(operations: Sequence[Operation], kind: ObjectKind) -> set[str]:
 async def _wanted_order(
     connection: AsyncConnection, operations: Sequence[Operation], present: Sequence[str], moved: Any, number: int
 ) -> Sequence[str]:
-    """Return how rules are to follow each other; empty if that does not change, but for what is deleted."""
+    """Return the new order of rules; empty if it does not change, except for deleted rules."""
     of_rules = {each.id: each.body for each in operations if each.kind is ObjectKind.RULE}
     left = [name for name in present if of_rules.get(name, 0) is not None]
     known = {*present}
@@ -293,6 +292,6 @@ async def _wanted_order(
 
 
 def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Return whether what two orders have in common follows each other in the same way."""
+    """Return whether the common elements of two sequences have the same order."""
     common = {*first} & {*second}
     return [name for name in first if name in common] == [name for name in second if name in common]

@@ -1,4 +1,4 @@
-"""Where rules are, as the admin plane sees it: in a catalog, where they are changed, or in a file, to be read only."""
+"""The rules of the admin plane: in the catalog of a database, or read-only in a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headgate.policy.snapshot import Whole
 
 
 class RulesInFile(HeadgateError):
-    """The rules are in a file: that is where they are changed."""
+    """A change of rules that are in a file."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -24,39 +24,28 @@ class RulesInFile(HeadgateError):
 
 
 class FileRules:
-    """Rules that come from a file, to be read only.
-
-    Args:
-        path: of the file.
-        ruleset: what is in force.
-        version: how often it was loaded.
-    """
+    """Read-only rules of a file, with the methods of `Catalog`; `version` returns the number of loads."""
 
     def __init__(self, path: str, ruleset: Callable[[], Ruleset], version: Callable[[], int]) -> None:
         self._path, self._ruleset, self._version = path, ruleset, version
 
     @property
     def source(self) -> str:
-        """Where the rules are, for people."""
         return f"the file {self._path}"
 
     async def revision(self) -> int:
-        """Return how often the file was loaded."""
         return self._version()
 
     async def document(self) -> Whole:
-        """Return all that is in force."""
         return Whole(self._version(), to_data(self._ruleset()))
 
     async def get(self, kind: ObjectKind, name: str) -> Stored | None:
-        """Return something in force; None if it does not exist."""
         body = self._bodies(kind).get(name)
         return None if body is None else Stored(kind, name, body, self._version(), 0, 0)
 
     async def page(
         self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
     ) -> tuple[list[Stored], int]:
-        """Return some of what is in force of one kind, and how many pass the filters."""
         bodies = self._bodies(kind)
         found = [name for name, body in bodies.items() if _passes(name, body, filters)]
         if sort.lstrip("-") != "position":
@@ -65,12 +54,11 @@ class FileRules:
         return some, len(found)
 
     async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]:
-        """Return what is known of earlier versions: nothing."""
+        """Return the present version: earlier ones are not known."""
         stored = await self.get(kind, name)
         return [] if stored is None else [ObjectVersion(stored.version, stored.body, stored.version, 0, self._path)]
 
     async def uses(self, kind: ObjectKind, name: str) -> dict[str, list[str]]:
-        """Return the ids of what uses a rule, by their kind; of a file, nothing is deleted here."""
         ruleset = self._ruleset()
         found = {
             "users": [each for each, user in ruleset.users.items() if name in user.overrides],
@@ -80,20 +68,18 @@ class FileRules:
         return {how: names for how, names in found.items() if names and kind is ObjectKind.RULE}
 
     async def change(self, *_: object, **__: object) -> NoReturn:
-        """Refuse, with RulesInFile."""
         raise RulesInFile(self._path)
 
     edit = apply = delete = roll_back = undo = change
 
     def _bodies(self, kind: ObjectKind) -> dict[str, Any]:
         document = to_data(self._ruleset())
-        if kind is ObjectKind.RULE:  # with the times that the file says
+        if kind is ObjectKind.RULE:  # with the times in the file
             return {rule["id"]: rule for rule in document.get("rules", ())}
         return bodies_of(document, kind)
 
 
 RuleCatalog: TypeAlias = Catalog | FileRules
-"""Where rules are: whoever asks need not know which it is."""
 
 
 def _passes(name: str, body: Any, filters: Mapping[str, Any]) -> bool:

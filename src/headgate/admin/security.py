@@ -1,15 +1,13 @@
-"""Who may ask the admin plane for what: keys, roles, and how often.
+"""Authentication and rate limits of the admin plane, before any route runs.
 
-Every request passes here before any route sees it. It gets an id, which is in the answer, the log and the audit trail;
-its body has an end, and comes in time; and unless its path is public it has a key that is good. Keys that are not good
-cost their sender: an address that has tried a few times has to wait. Whoever shares that address and has a key that was
-good there before does not wait with it. The address is that of the connection, whatever headers say; of IPv6, its /64.
-The limits are Headgate's own.
+Every request gets an id, which is in the response, the log and the audit trail. Its body is bounded in size and time.
+Unless its path is public, it needs a valid key. An address that sends too many invalid keys must wait; keys that were
+valid from that address before do not. The address is that of the connection, not of headers, and for IPv6 its /64.
 
-The console is asked with the cookie of a session (`headgate.admin.sessions`); the REST API, never.
+The console accepts the cookie of a session (`headgate.admin.sessions`); the REST API does not.
 
-No text gets further that is not UTF-8 or has characters that cannot be seen (controls, zero, those that turn the
-direction of writing): ids, filters and reasons end up in logs, terminals and the audit trail.
+Text that is not UTF-8, or has invisible characters (controls, zero, bidirectional overrides), is refused: ids, filters
+and reasons are written to logs, terminals and the audit trail.
 """
 
 from __future__ import annotations
@@ -39,33 +37,33 @@ from headgate.reference.pages import PATHS as REFERENCE
 from headgate.stores.base import AsyncStore
 from headgate.web.address import parse
 from headgate.web.deprecation import Deprecations
-from headgate.web.problem import ProblemDocument, of_status
+from headgate.web.problem import CONTENT_TYPE, ProblemDocument, of_status
 
 READS, WRITES = "1000/minute", "100/minute"
-"""Of one key, on all nodes together."""
+"""Limits of one key, on all nodes together."""
 FAILURES = "10/minute"
-"""Keys that are not good, from one address."""
+"""Limit of invalid keys from one address."""
 ADMITTED = "admitted"
-"""The name in the state of a request of what is called when its key was good; see `headgate.admin.listener`."""
+"""The name in a request's state of the callback for a valid key; see `headgate.admin.listener`."""
 MAX_BODY = 10_485_760
-"""Bytes of a request."""
+"""Maximum size of a body, in bytes."""
 BODY_WITHIN = 30.0
-"""Seconds in which all of it has to come."""
+"""Seconds within which a body must arrive."""
 REMEMBERED = 1000
-"""Keys of which it is known from which address they came."""
+"""Pairs of address and valid key that are remembered."""
 _LONGEST_QUERY = 8192
 _LONGEST_NAME = 100
 _ONCE = frozenset({"authorization", "content-length", "content-type", "host", "if-match", "if-none-match", "x-reason"})
 PUBLIC = REFERENCE | {"/console.css", "/console.js", "/favicon.svg", "/healthz", "/login"}
 API = "/api/"
-"""Where paths of the REST API begin, which no cookie opens."""
+"""Prefix of the paths of the REST API, which does not accept cookies."""
 COOKIE = "headgate_session"
 IDENTIFY = "identify"
-"""The name in the state of a request to log in of what looks a key up."""
+"""The name in a request's state of the function that looks up a key, for the log-in page."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _PREVIEW = "/rule/preview"
-"""A page of the console that is sent while somebody types, and changes nothing."""
+"""A page of the console that changes nothing, although it is requested with POST."""
 _LOG = logging.getLogger("headgate.admin")
 
 Scope = MutableMapping[str, Any]
@@ -76,30 +74,19 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class BodyTooLarge(Exception):
-    """A body goes on beyond what is accepted."""
-
     def __init__(self, most: int = MAX_BODY) -> None:
-        super().__init__(f"a request such as this has at most {most:,} bytes")
+        super().__init__(f"the body of this request has at most {most:,} bytes")
 
 
 class BodyTooSlow(Exception):
-    """A body does not come to its end."""
-
     def __init__(self) -> None:
-        super().__init__(f"all of a request has to come within {BODY_WITHIN:g} s")
+        super().__init__(f"the body of a request must arrive within {BODY_WITHIN:g} s")
 
 
 class Gatekeeper:
-    """An ASGI application around another, which admits only requests with a key that may make them.
+    """ASGI middleware that admits only requests with a valid key, within its limits for `reads` and `writes`.
 
-    Args:
-        app: what answers them.
-        keys: who may.
-        sessions: of the console; default: none that anybody could have begun.
-        reads: how often a key may read.
-        writes: how often a key may change something.
-        store: where that is counted; while it is down, each process counts on its own.
-        deprecations: paths that are going to go, of which answers say so.
+    While the store is down, each process counts alone. Responses at deprecated paths say so.
     """
 
     def __init__(
@@ -120,11 +107,11 @@ class Gatekeeper:
             for quota, name in ((reads, "reads"), (writes, "writes"))
         )
         self._failures = AsyncLimiter(FAILURES, name="failures")
-        self._seen: dict[bytes, None] = {}  # digests of addresses and keys that were good there, the latest last
+        self._seen: dict[bytes, None] = {}  # digests of an address and a key that was valid there, the latest last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # a WebSocket is not answered, and closed by that
+            return  # which closes a WebSocket
         fields = [(name.decode("latin-1").lower(), value) for name, value in scope["headers"]]
         headers = {name: value.decode("latin-1") for name, value in fields}
         given = headers.get("x-request-id", "")
@@ -141,7 +128,7 @@ class Gatekeeper:
             answer.fields |= {name.decode(): value.decode() for name, value in announced}
             refusal = await self._refusal(inner, headers, answer)
             if refusal is not None and refusal.status == 401 and _is_navigation(inner, headers):
-                await answer.show_log_in(inner, headers)
+                await answer.redirect_to_log_in(inner, headers)
                 return
             if refusal is not None:
                 await answer.refuse(refusal, as_page=_is_navigation(inner, headers))
@@ -149,12 +136,12 @@ class Gatekeeper:
         elif not _is_reading(inner) and _is_foreign(headers):
             await answer.refuse(of_status(403, _FOREIGN))
             return
-        if scope["method"] == "HEAD":  # the server leaves the body away
+        if scope["method"] == "HEAD":  # uvicorn omits the body
             inner["method"] = "GET"
         await self._app(inner, _bounded(receive), answer.send)
 
     async def _refusal(self, scope: Scope, headers: Mapping[str, str], answer: _Answer) -> ProblemDocument | None:
-        """Return why a request is not let in; None if it is."""
+        """Return why a request is refused; None if it is admitted."""
         if "authorization" not in headers and not scope["path"].startswith(API):
             key = await self._with_session(scope, headers)
         else:
@@ -170,47 +157,44 @@ class Gatekeeper:
         return None
 
     async def _logging_in(self, scope: Scope, text: str, answer: _Answer) -> ApiKey | ProblemDocument:
-        """Return the key by which somebody logs in, or why it is not accepted; a session is written, as a change is."""
+        """Look up the key of a log-in, which counts as a change, since it writes a session."""
         key = await self._identified(scope, text, answer)
         return key if isinstance(key, ProblemDocument) else await self._counted(self._writes, key, answer) or key
 
     @staticmethod
     async def _counted(limiter: AsyncLimiter, key: ApiKey, answer: _Answer) -> ProblemDocument | None:
-        """Count a request of a key; returns why it has to wait, if it has."""
+        """Count a request of a key; return its refusal if the key has reached its limit."""
         decision = await limiter.check(key.id)
         answer.note(decision)
-        return None if decision.allowed else answer.slow_down(decision, f"this key may do that {decision.quota} times")
+        return None if decision.allowed else answer.slow_down(decision, f"the limit of this key is {decision.quota}")
 
     async def _with_session(self, scope: Scope, headers: Mapping[str, str]) -> ApiKey | ProblemDocument:
-        """Return the key of a browser's session, or why it is not let in."""
         token = _cookie(headers.get("cookie", ""))
         try:
             found = await self._sessions.find(token, is_active=_LIVE not in headers) if token else None
         except DatabaseError as error:
             return of_status(503, f"sessions cannot be looked up: {error.public}")
         if found is None:
-            return of_status(401, "a key is needed: log in at /login, or send the header Authorization: Bearer KEY")
+            return of_status(401, "a key is required: log in at /login, or send the header Authorization: Bearer KEY")
         if not _is_reading(scope) and _is_foreign(headers):
             return of_status(403, _FOREIGN)
         scope["state"]["session"], key = found
         return key
 
     async def _with_key(self, scope: Scope, headers: Mapping[str, str], answer: _Answer) -> ApiKey | ProblemDocument:
-        """Return the key that a header has, or why it is not let in."""
         scheme, _, text = headers.get("authorization", "").partition(" ")
         text = text.strip()
         if scheme.lower() != "bearer" or not text:
             answer.fields["www-authenticate"] = 'Bearer realm="headgate"'
-            return of_status(401, "a key is needed: send the header Authorization: Bearer KEY")
+            return of_status(401, "a key is required: send the header Authorization: Bearer KEY")
         return await self._identified(scope, text, answer)
 
     async def _identified(self, scope: Scope, text: str, answer: _Answer) -> ApiKey | ProblemDocument:
-        """Return the key that a client has sent, or why it is not accepted."""
         address = address_of(scope.get("client"))
         seen = sha256(f"{address}\n{text}".encode("utf-8", "surrogatepass")).digest()
         tried = await self._failures.peek(address)
         if not tried.allowed and seen not in self._seen:
-            return answer.slow_down(tried, "too many requests with keys that are not good came from this address")
+            return answer.slow_down(tried, "this address has sent too many invalid keys")
         try:
             key = await self._keys.find(text)
         except DatabaseError as error:
@@ -219,9 +203,9 @@ class Gatekeeper:
         if key is None:
             await self._failures.check(address)
             path = printable(scope["path"])[:200]
-            _LOG.warning("a key that is not good, from %s, for %s %s", address, scope["method"], path)
+            _LOG.warning("invalid key from %s for %s %s", address, scope["method"], path)
             answer.fields["www-authenticate"] = 'Bearer realm="headgate", error="invalid_token"'
-            return of_status(401, "this key is not good: unknown, expired or revoked")
+            return of_status(401, "this key is invalid: unknown, expired or revoked")
         self._seen[seen] = None
         if len(self._seen) > REMEMBERED:
             del self._seen[next(iter(self._seen))]
@@ -229,7 +213,7 @@ class Gatekeeper:
 
 
 class _Answer:
-    """An answer on its way out."""
+    """Sends a response, with the headers that all responses have."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
@@ -245,13 +229,11 @@ class _Answer:
         }
 
     def note(self, decision: Decision) -> None:
-        """Say how much is left of a limit."""
         self.fields["x-ratelimit-limit"] = str(decision.limit)
         self.fields["x-ratelimit-remaining"] = str(decision.remaining)
         self.fields["x-ratelimit-reset"] = str(-(-(epoch_us() + decision.reset_after_us) // 1_000_000))
 
     def slow_down(self, decision: Decision, why: str) -> ProblemDocument:
-        """Return the refusal of a client that sends too many requests."""
         seconds = max(1, -(-decision.retry_after_us // 1_000_000))
         self.fields["retry-after"] = str(seconds)
         return of_status(429, f"{why}; try again in {seconds} s")
@@ -265,45 +247,42 @@ class _Answer:
         await self._send(message)
 
     async def refuse(self, problem: ProblemDocument, *, as_page: bool = False) -> None:
-        """Answer why a request is not let in, people with a page."""
+        """Send a problem, to a browser as a page."""
         if as_page:
-            body, kind = (
-                _PAGE.format(title=HTTPStatus(problem.status).phrase, detail=escape(problem.detail)).encode(),
-                b"text/html; charset=utf-8",
-            )
+            text = _PAGE.format(title=HTTPStatus(problem.status).phrase, detail=escape(problem.detail))
+            await self._send_whole(problem.status, _HTML, text.encode())
         else:
-            body, kind = problem.encode(), b"application/problem+json"
-        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
-        await self.send({"type": "http.response.start", "status": problem.status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": body})
+            await self._send_whole(problem.status, (b"content-type", CONTENT_TYPE.encode()), problem.encode())
 
-    async def show_log_in(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Send a browser to the page to log in, from which it comes back.
+    async def redirect_to_log_in(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        """Redirect a browser to the log-in page, which redirects back.
 
-        A link on another site brings no cookie with it, which browsers send within one site only; the page that a
-        refresh asks for is asked for from here.
+        A link on another site sends no cookie, which is SameSite: a refresh requests the page again, from this site.
         """
         query: bytes = scope.get("query_string", b"")
         here = (scope.get("raw_path") or b"/") + (b"?" + query if query else b"")
         place = f"/login?next={quote(here, safe='')}" if _is_reading(scope) else "/login"
         if headers.get("sec-fetch-site") == "cross-site":
-            status, field = 200, (b"content-type", b"text/html; charset=utf-8")
-            body = f'<!doctype html><title>Headgate</title><meta http-equiv="refresh" content="0;url={place}">'.encode()
+            page = f'<!doctype html><title>Headgate</title><meta http-equiv="refresh" content="0;url={place}">'
+            await self._send_whole(200, _HTML, page.encode())
         else:
-            status, field, body = 303, (b"location", place.encode()), b""
-        length = (b"content-length", b"%d" % len(body))
-        await self.send({"type": "http.response.start", "status": status, "headers": [field, length]})
+            await self._send_whole(303, (b"location", place.encode()), b"")
+
+    async def _send_whole(self, status: int, field: tuple[bytes, bytes], body: bytes) -> None:
+        headers = [field, (b"content-length", b"%d" % len(body))]
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
 
 
+_HTML = (b"content-type", b"text/html; charset=utf-8")
 _PAGE = (
     '<!doctype html><html lang="en"><title>{title} · Headgate</title>'
     '<meta name="viewport" content="width=device-width"><link rel="stylesheet" href="/console.css">'
     '<main><div class="panel login"><h1>{title}</h1><p>{detail}</p></div></main></html>'
 )
-_FOREIGN = "this was sent from another site's page; send it from this one"
+_FOREIGN = "this request was sent from a page of another site; send it from the console"
 _LIVE = "x-live"
-"""The header of requests by which a page refreshes itself."""
+"""The header of requests by which a page refreshes itself, which do not prolong a session."""
 
 
 def _is_reading(scope: Scope) -> bool:
@@ -311,12 +290,10 @@ def _is_reading(scope: Scope) -> bool:
 
 
 def _is_navigation(scope: Scope, headers: Mapping[str, str]) -> bool:
-    """Whether somebody waits for a page in a browser."""
     return "text/html" in headers.get("accept", "") and not scope["path"].startswith(API)
 
 
 def _is_foreign(headers: Mapping[str, str]) -> bool:
-    """Whether a browser says that another site's page has sent a request."""
     if headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
         return True
     origin = headers.get("origin")
@@ -324,7 +301,6 @@ def _is_foreign(headers: Mapping[str, str]) -> bool:
 
 
 def _cookie(header: str) -> str:
-    """Return the token of the session; empty if there is none."""
     for each in header.split(";"):
         name, _, value = each.strip().partition("=")
         if name == COOKIE:
@@ -333,37 +309,34 @@ def _cookie(header: str) -> str:
 
 
 SLASH = "\ue000"
-"""Stands in paths for a slash that is a part of an id, and was sent as %2F: it does not end a segment."""
+"""Replaces a slash that was sent as %2F, and so is part of an id, while a path is routed."""
 
 
 def _path(scope: Scope) -> str:
-    """Return the path of a request, in which slashes of ids are not those between segments.
-
-    Raises UnicodeError and UsageError.
-    """
+    """Return the decoded path of a request, with `SLASH` for %2F. Raises UnicodeError and UsageError."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     segments = raw.partition(b"?")[0].decode("ascii").split("/")
     return "/".join([visible(unquote(segment, errors="strict")).replace("/", SLASH) for segment in segments])
 
 
 def visible(text: str) -> str:
-    """Return a text that has nothing which cannot be seen. Raises UsageError for others."""
+    """Return the text. Raises UsageError if it has invisible characters."""
     if not text.isprintable():
         odd = next(character for character in text if not character.isprintable())
-        raise UsageError(f"there is a character in the request that cannot be shown, U+{ord(odd):04X}")
+        raise UsageError(f"the request has a character that cannot be shown, U+{ord(odd):04X}")
     return text
 
 
 def _malformed(scope: Scope, names: list[str], headers: Mapping[str, str]) -> ProblemDocument | None:
-    """Return what is wrong with a request, whoever sends it; None if nothing is."""
+    """Return the refusal of a malformed request; None for others."""
     length = headers.get("content-length", "0")
     if not length.isdecimal() or int(length[:20]) > MAX_BODY:
         return of_status(413, str(BodyTooLarge()))
     if headers.get("content-encoding", "identity").lower() != "identity":
-        return of_status(415, "a body comes as it is, without a Content-Encoding")
+        return of_status(415, "bodies must not be compressed: omit Content-Encoding")
     twice = [name for name in _ONCE if names.count(name) > 1]
     if twice:
-        return of_status(400, f"the header {twice[0]} is there more than once")
+        return of_status(400, f"the header {twice[0]} was sent more than once")
     query: bytes = scope.get("query_string", b"")
     if len(query) > _LONGEST_QUERY:
         return of_status(400, f"a query has at most {_LONGEST_QUERY} characters")
@@ -372,19 +345,19 @@ def _malformed(scope: Scope, names: list[str], headers: Mapping[str, str]) -> Pr
         visible(unquote(query.decode("ascii"), errors="strict"))
     except (UnicodeError, UsageError) as error:
         is_ours = isinstance(error, UsageError)
-        return of_status(400, str(error) if is_ours else "paths and queries are UTF-8, with % where a URL needs it")
+        return of_status(400, str(error) if is_ours else "paths and queries must be percent-encoded UTF-8")
     return None
 
 
 def address_of(client: tuple[str, int] | None) -> str:
-    """Return the address of a connection, under which its failures are counted."""
+    """Return the address by which the failures of a connection are counted."""
     text = str((client or ("unknown", 0))[0])
     found = parse(text)
     return text if found is None else key_of(found)
 
 
 def _bounded(receive: Receive) -> Receive:
-    """Return what receives a body, but not without end, and not for ever."""
+    """Bound the size of a body, and the time in which it arrives."""
     size, has_more = 0, True
     ends = asyncio.get_running_loop().time() + BODY_WITHIN
 
@@ -407,5 +380,4 @@ def _bounded(receive: Receive) -> Receive:
 
 
 def actor_name(key: ApiKey) -> str:
-    """Return how a key is called in the audit trail."""
     return f"{key.name[:_LONGEST_NAME]} ({key.id})" if key.name != key.id else key.name

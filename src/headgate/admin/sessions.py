@@ -1,33 +1,33 @@
-"""Sessions of the console: a browser that has shown a good key is known by a cookie for a while.
+"""Sessions of the console: a browser that has sent a valid key is identified by a cookie.
 
-The cookie is a random token, of which only a digest is kept: in the database, so that all nodes know it, or, where the
-rules are in a file, in this process. A session ends with its key, an hour after its last request, and twelve hours
-after it began. While the database cannot be asked, this process trusts the sessions that it saw lately.
+The cookie is a random token, of which only a digest is kept: in the database, for all nodes, or in this process if the
+rules are in a file. A session ends with its key, an hour after its last request, and twelve hours after it began. While
+the database is unavailable, this process accepts the sessions that it has verified in the last five minutes.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from hashlib import sha256
+from contextlib import suppress
 from typing import NamedTuple
 
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin.database import Database, DatabaseError
-from headgate.admin.keys import AdminKeys, ApiKey
+from headgate.admin.keys import AdminKeys, ApiKey, digest_of
 from headgate.admin.tables import epoch_us, sessions
 
 LONGEST_US, IDLE_US = 12 * 3_600_000_000, 3_600_000_000
-"""How long a session lasts, and how long without a request."""
+"""The longest lifetime of a session, in total and without a request."""
 TRUSTED_US = 300_000_000
-"""How long a session that was good is trusted while the database cannot be asked."""
+"""How long a verified session is accepted while the database is unavailable."""
 MOST = 1000
 """Sessions that a process remembers."""
 MOST_OF_KEY = 50
-"""Sessions of one key: when another one begins, the one that was used longest ago ends."""
-_NOTED_EVERY_US = 60_000_000
+"""Sessions of one key: a new one ends the least recently used."""
+_SEEN_EVERY_US = 60_000_000
 _LONGEST_TOKEN = 100
 
 
@@ -38,34 +38,27 @@ class Session(NamedTuple):
     """The digest of its token."""
     key_id: str
     key_digest: str
-    """Of the key that it was begun with: the key of an environment variable may be another one by now."""
+    """Of the key that began it: the key in an environment variable may have changed since."""
     created_at: int
     seen_at: int
     csrf: str
-    """What its forms carry, so that nobody else's do what theirs would."""
+    """The token in its forms, which forms of other sites lack."""
 
-    def is_good(self, now: int) -> bool:
-        """Whether it has not ended yet."""
+    def is_active(self, now: int) -> bool:
         return now < min(self.created_at + LONGEST_US, self.seen_at + IDLE_US)
 
 
 class Sessions:
-    """The sessions of a database, or of this process.
-
-    Args:
-        keys: by which sessions begin; a session is as good as its key.
-        database: where sessions are kept; None: in this process.
-        clock: what time it is, in microseconds since the epoch; for tests.
-    """
+    """The sessions of a database; without one, of this process. `clock` returns microseconds since the epoch."""
 
     def __init__(self, keys: AdminKeys, database: Database | None, clock: Callable[[], int] = epoch_us) -> None:
         self._keys, self._database, self._now = keys, database, clock
-        self._known: dict[str, tuple[Session, ApiKey, int]] = {}  # with when it was found good, the latest last
+        self._known: dict[str, tuple[Session, ApiKey, int]] = {}  # with the time of its verification, the latest last
 
     async def begin(self, key: ApiKey, text: str) -> str:
-        """Return the token of a new session, which a key begins. Raises DatabaseError."""
+        """Begin a session by a key, and return its token. Raises DatabaseError."""
         token, now = secrets.token_urlsafe(32), self._now()
-        session = Session(_digest(token), key.id, _digest(text), now, now, secrets.token_urlsafe(24))
+        session = Session(digest_of(token), key.id, digest_of(text), now, now, secrets.token_urlsafe(24))
         known = [name for name, (each, *_) in self._known.items() if each.key_id == key.id]
         for excess in known[: max(0, len(known) - MOST_OF_KEY + 1)]:
             del self._known[excess]
@@ -78,44 +71,44 @@ class Sessions:
         return token
 
     async def find(self, token: str, *, is_active: bool = True) -> tuple[Session, ApiKey] | None:
-        """Return the session of a token, with its key, if both are good. Raises DatabaseError.
+        """Return the session of a token and its key, if both are valid. Raises DatabaseError.
 
-        Unless somebody is active there, as when a page refreshes itself, the session does not last longer for it.
+        A request that is not active, such as the refresh of a page, does not prolong the session.
         """
-        name, now = _digest(token[:_LONGEST_TOKEN]), self._now()
+        name, now = digest_of(token[:_LONGEST_TOKEN]), self._now()
         try:
             session = await self._stored(name)
             key = await self._keys.known(session.key_id, session.key_digest) if session else None
         except DatabaseError:
             known = self._known.get(name)
-            if known is None or now >= known[2] + TRUSTED_US or not known[0].is_good(now):
+            if known is None or now >= known[2] + TRUSTED_US or not known[0].is_active(now):
                 raise
             return known[:2]
-        if session is None or key is None or not session.is_good(now):
+        if session is None or key is None or not session.is_active(now):
             self._known.pop(name, None)
             return None
-        if is_active and session.seen_at + _NOTED_EVERY_US <= now:
+        if is_active and session.seen_at + _SEEN_EVERY_US <= now:
             session = session._replace(seen_at=now)
-            await self._note(session)
+            await self._write_seen_at(session)
         self._remember(session, key)
         return session, key
 
     async def end(self, session: Session) -> None:
-        """Log one browser out. Raises DatabaseError."""
+        """End a session. Raises DatabaseError."""
         self._known.pop(session.id, None)
         if self._database is not None:
             async with self._database.writing() as connection:
                 await connection.execute(delete(sessions).where(sessions.c.id == session.id))
 
     async def end_all(self, key_id: str) -> None:
-        """Log all browsers out that a key has logged in. Raises DatabaseError."""
+        """End all sessions of a key. Raises DatabaseError."""
         self._known = {name: known for name, known in self._known.items() if known[0].key_id != key_id}
         if self._database is not None:
             async with self._database.writing() as connection:
                 await connection.execute(delete(sessions).where(sessions.c.key_id == key_id))
 
     async def of_key(self, key_id: str) -> list[Session]:
-        """Return the sessions of a key that have not ended, the latest first. Raises DatabaseError."""
+        """Return the active sessions of a key, the latest first. Raises DatabaseError."""
         if self._database is None:
             found = [known[0] for known in self._known.values() if known[0].key_id == key_id]
         else:
@@ -123,7 +116,7 @@ class Sessions:
                 chosen = select(sessions).where(sessions.c.key_id == key_id).limit(MOST)
                 found = [Session(*row) for row in await connection.execute(chosen)]
         now = self._now()
-        return sorted((each for each in found if each.is_good(now)), key=lambda each: -each.seen_at)
+        return sorted((each for each in found if each.is_active(now)), key=lambda each: -each.seen_at)
 
     async def _stored(self, name: str) -> Session | None:
         if self._database is None:
@@ -133,15 +126,13 @@ class Sessions:
             row = (await connection.execute(select(sessions).where(sessions.c.id == name))).one_or_none()
         return Session(*row) if row else None
 
-    async def _note(self, session: Session) -> None:
+    async def _write_seen_at(self, session: Session) -> None:
         if self._database is None:
             return
-        try:
+        with suppress(DatabaseError):  # a read-only database serves pages too
             async with self._database.writing() as connection:
-                noted = update(sessions).where(sessions.c.id == session.id).values(seen_at=session.seen_at)
-                await connection.execute(noted)
-        except DatabaseError:  # a database that can only be read lets people look, too
-            return
+                mine = sessions.c.id == session.id
+                await connection.execute(update(sessions).where(mine).values(seen_at=session.seen_at))
 
     def _remember(self, session: Session, key: ApiKey) -> None:
         self._known.pop(session.id, None)
@@ -151,10 +142,5 @@ class Sessions:
 
 
 async def prune(connection: AsyncConnection, now: int) -> None:
-    """Forget sessions that have ended."""
     ended = (sessions.c.created_at <= now - LONGEST_US) | (sessions.c.seen_at <= now - IDLE_US)
     await connection.execute(delete(sessions).where(ended))
-
-
-def _digest(text: str) -> str:
-    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,4 +1,4 @@
-"""Statements for SQLite and PostgreSQL alike: of thousands of rows, and where the two spell things differently."""
+"""SQL for SQLite and PostgreSQL: statements of thousands of rows, and expressions in which the two differ."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sqlalchemy import (
     Text,
     Update,
     and_,
+    case,
     cast,
     func,
     literal,
@@ -27,14 +28,16 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from headgate.admin.tables import usage_writers
+
 AT_ONCE = 5000
-"""Rows of one statement: whoever serves decisions in the same process waits for no more."""
+"""Rows of one statement: decisions in the same process wait no longer than for these."""
 _ENCODER = msgspec.json.Encoder()
 T = TypeVar("T")
 
 
 def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Return a few at a time: what is done with thousands must let others do something in between."""
+    """Split items, so that other tasks run between the parts."""
     return (items[at : at + AT_ONCE] for at in range(0, len(items), AT_ONCE))
 
 
@@ -43,8 +46,7 @@ async def write_rows(
 ) -> None:
     """Run a statement for each of many items; `row_of` returns the parameters of one, by their names.
 
-    Rows are made in a thread, in the form that the driver takes: SQLAlchemy would look at each value of each row once
-    more, in the event loop, where others wait meanwhile.
+    Rows are made in a thread, in the form of the driver: SQLAlchemy would convert each value in the event loop.
     """
     if not items:
         return
@@ -66,9 +68,9 @@ def _json(value: Any) -> str | None:
 
 
 def among(connection: AsyncConnection, column: Column[str], names: Iterable[str]) -> ColumnElement[bool]:
-    """Return what holds for rows whose column is one of `names`, however many, which are one parameter.
+    """Return the condition that a column is one of `names`, with one parameter for all of them.
 
-    A parameter each would be too many for the drivers, and PostgreSQL compares every row with every one of them.
+    Drivers bound the number of parameters, and PostgreSQL would compare every row with each.
     """
     if connection.dialect.name == "postgresql":
         return column.in_(select(func.unnest(literal(list(names), postgresql.ARRAY(Text))).column_valued()))
@@ -77,8 +79,8 @@ def among(connection: AsyncConnection, column: Column[str], names: Iterable[str]
 
 
 def begins(connection: AsyncConnection, column: Column[str], beginning: str) -> ColumnElement[bool]:
-    """Return what holds for rows whose column begins with a text; SQLite finds them by the column's index."""
-    if connection.dialect.name == "postgresql":  # whose index follows the database's language, not its characters
+    """Return the condition that a column begins with a text; on SQLite, it uses the column's index."""
+    if connection.dialect.name == "postgresql":  # whose index is sorted by the database's locale
         return func.starts_with(column, beginning)
     return and_(column >= beginning, column < beginning + chr(0x10FFFF))
 
@@ -91,16 +93,45 @@ def member(connection: AsyncConnection, column: Column[Any], table: str, name: C
     return func.json_extract(column, path, type_=Text)
 
 
-def upsert(connection: AsyncConnection, table: Table) -> Any:
-    """Return an insertion that can say what happens to rows that are there already."""
-    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
+def upsert(
+    connection: AsyncConnection,
+    table: Table,
+    *,
+    add: Sequence[str] = (),
+    replace: Sequence[str] = (),
+    largest: Sequence[str] = (),
+    rows: Any = None,
+) -> Any:
+    """Return an insertion, of a query's `rows` if given, that updates the row with the same key if there is one.
+
+    In that row, it adds to the columns `add`, overwrites `replace`, and keeps the larger value of `largest`.
+    """
+    insertion = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
+    if rows is not None:
+        insertion = insertion.from_select([column.name for column in rows.selected_columns], rows)
+    new = insertion.excluded
+    changes = {name: table.c[name] + new[name] for name in add} | {name: new[name] for name in replace}
+    changes |= {name: case((table.c[name] < new[name], new[name]), else_=table.c[name]) for name in largest}
+    return insertion.on_conflict_do_update(index_elements=[*table.primary_key], set_=changes)
+
+
+async def last_batch(connection: AsyncConnection, writer: str) -> int:
+    """Return the sequence of the last batch that a service has written; 0 if there is none."""
+    sequence = select(usage_writers.c.sequence).where(usage_writers.c.id == writer)
+    return (await connection.execute(sequence)).scalar() or 0
+
+
+async def note_batch(connection: AsyncConnection, writer: str, sequence: int, now: int) -> None:
+    """Record that a batch of a service is written, in its transaction, so that it is never added twice."""
+    noted = upsert(connection, usage_writers, replace=("sequence", "seen_at"))
+    await connection.execute(noted, {"id": writer, "sequence": sequence, "seen_at": now})
 
 
 def sum_of(column: Any) -> Any:
-    """Return the sum of whole numbers as one: PostgreSQL would make it a decimal number."""
+    """Return the sum of integers as an integer: in PostgreSQL it would be a decimal."""
     return cast(func.sum(column), BigInteger)
 
 
 def constant(number: int) -> Any:
-    """Return a number as a part of the text: a parameter would not be the same one when it groups."""
+    """Return a number as a literal: PostgreSQL regards two parameters in a GROUP BY as different."""
     return literal_column(str(number), BigInteger)

@@ -1,25 +1,25 @@
 """The tables of the admin database, the same on SQLite and PostgreSQL.
 
-Times are microseconds since the epoch. Bodies are JSON in the form of a rules file, so that one declaration serves the
-file, the API and the database; columns beside a body are there to be searched by.
+Times are microseconds since the epoch. Bodies are JSON in the form of a rules file, which the file, the API and the
+database share; other columns repeat parts of a body for searches.
 
 ::
 
-    revision                        one row: how often anything changed; whoever changes something changes this first
-    rules, tiers, users, settings   what is in force: a body each, and which version of it that is
-    overrides                       which users override which rules, and until when
-    versions                        every version of every body that ever was
-    changes                         what each revision touched, for nodes that catch up
-    audit, audit_start              who did what, in a chain of digests; and where the chain begins now
+    revision                        one row: the number of the last change; every change locks it first
+    rules, tiers, users, settings   objects in force: the body of each, and its version
+    overrides                       users, the rules that they override, and until when
+    versions                        all versions of all bodies
+    changes                         the objects that each revision changed, for nodes that catch up
+    audit, audit_start              the audit trail, a chain of digests; and where the chain starts
     api_keys, consumer_keys         digests of keys, never keys
     sessions                        digests of the tokens of browsers that are logged in to the console
-    nodes                           who runs which revision
-    figures                         what each node decides at present, while somebody looks
-    usage_minutes, usage_hours      what rules decided, lately by minute, before that by hour
-    use_windows, use_principals     what principals in a sample asked for, in each window, until that is over
-    use_histograms                  how many principals asked for how much, in all windows that began in an hour
-    refusals, refusal_hours         the last refusals of callers, for a day; and how many there were in each hour
-    usage_writers                   which batch of each service is in there, so that none is added twice
+    nodes                           services, and the revision that each runs
+    figures                         present rates of each node, during views of the overview
+    usage_minutes, usage_hours      decisions of rules, lately by minute, before that by hour
+    use_windows, use_principals     use of principals of a sample in open windows
+    use_histograms                  numbers of principals by their use, for all windows that began in an hour
+    refusals, refusal_hours         the last refusals of callers, for a day; and their numbers by hour
+    usage_writers                   the last batch of each service, so that none is added twice
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sqlalchemy import (
 
 
 def epoch_us() -> int:
-    """Return what time it is, as the tables have it."""
+    """Return the present time, in microseconds since the epoch."""
     return time_ns() // 1000
 
 
@@ -59,7 +59,7 @@ metadata = MetaData(
 )
 Json = JSON(none_as_null=True)
 RULE_ID, TIER, USER_ID = String(64), String(64), String(512)
-STAT = String(200)  # a rule as its counters name it: descriptors of Envoy have longer names than rules
+STAT = String(200)  # the name of a rule in counters: Envoy's descriptors have longer names than rules
 
 revision = Table(
     "revision",
@@ -71,7 +71,6 @@ revision = Table(
 
 
 def _bodies(name: str, key: String, *columns: Column[Any]) -> Table:
-    """Return a table of what is in force of one kind: bodies by id, each with its version."""
     return Table(
         name,
         metadata,
@@ -88,7 +87,7 @@ rules = _bodies("rules", RULE_ID, Column("position", Integer, nullable=False, in
 tiers = _bodies("tiers", TIER)
 users = _bodies("users", USER_ID, Column("tier", TIER, nullable=False, index=True))
 settings = _bodies("settings", RULE_ID)
-overrides = Table(  # in the bodies of users, too; here to be found by rule and by time
+overrides = Table(  # repeated from the bodies of users, for searches by rule and by time
     "overrides",
     metadata,
     Column("user_id", USER_ID, ForeignKey("users.id", ondelete="CASCADE"), primary_key=True),
@@ -102,7 +101,7 @@ versions = Table(
     Column("id", USER_ID, primary_key=True),
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("body", Json),  # null: it was deleted
-    Column("place", Integer),  # of a rule that was deleted: how many rules came before it
+    Column("place", Integer),  # of a deleted rule: the number of rules before it
     Column("revision", BigInteger, nullable=False),
     Column("at", BigInteger, nullable=False),
     Column("actor", String(128), nullable=False),
@@ -187,7 +186,7 @@ nodes = Table(
 figures = Table(  # without an index by time: there is a row for each node
     "figures",
     metadata,
-    Column("id", String(64), primary_key=True),  # of the node; or WATCHED, until when somebody looks
+    Column("id", String(64), primary_key=True),  # of the node; or WATCHED, whose `at` is the end of views
     Column("at", BigInteger, nullable=False),
     Column("body", Text, nullable=False),
 )
@@ -195,11 +194,10 @@ WATCHED = "watched"
 
 
 def _usage(name: str) -> Table:
-    """Return a table of how often rules decided what, in each of some time."""
     return Table(
         name,
         metadata,
-        Column("at", BigInteger, primary_key=True, autoincrement=False),  # when that time began
+        Column("at", BigInteger, primary_key=True, autoincrement=False),  # the beginning of the minute or hour
         Column("rule_id", STAT, primary_key=True),
         Column("outcome", String(16), primary_key=True),
         Column("count", BigInteger, nullable=False),
@@ -211,14 +209,13 @@ usage_minutes, usage_hours = _usage("usage_minutes"), _usage("usage_hours")
 
 
 def _use(name: str, *columns: Column[Any]) -> Table:
-    """Return a table about the windows of a rule."""
     return Table(
         name,
         metadata,
         Column("rule_id", RULE_ID, primary_key=True),
         Column("window_us", BigInteger, primary_key=True, autoincrement=False),
-        Column("in_force", BigInteger, primary_key=True, autoincrement=False),  # the limit that was
-        Column("at", BigInteger, primary_key=True, autoincrement=False),  # when it began, or the first of several
+        Column("in_force", BigInteger, primary_key=True, autoincrement=False),  # the limit at that time
+        Column("at", BigInteger, primary_key=True, autoincrement=False),  # the beginning of the window, or the first
         *columns,
         Index(f"ix_{name}_at", "at"),
     )
@@ -233,11 +230,11 @@ use_principals = _use(
 use_histograms = _use(
     "use_histograms",
     Column("level", Integer, primary_key=True, autoincrement=False),
-    Column("low", BigInteger, primary_key=True, autoincrement=False),  # so many units, or a little more
+    Column("low", BigInteger, primary_key=True, autoincrement=False),  # the least units of the bucket
     Column("principals", BigInteger, nullable=False),
     Column("units", BigInteger, nullable=False),
 )
-_SHOWN = String(512)  # a principal as logs show it
+_SHOWN = String(512)  # a principal in the form of logs
 refusals = Table(
     "refusals",
     metadata,

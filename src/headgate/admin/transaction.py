@@ -1,4 +1,4 @@
-"""The making of one change: what operations ask for is checked, written, recorded in the audit trail and announced."""
+"""One change: its operations are validated, written, recorded in the audit trail and announced."""
 
 from __future__ import annotations
 
@@ -38,26 +38,25 @@ from headgate.policy.forms import ALLOW, DEFAULT_ID
 from headgate.policy.model import NO_RULES, Ruleset
 
 KEPT_CHANGES = 10_000
-"""Revisions of which it is known what they touched. Nodes that are further behind read everything."""
+"""Revisions whose changed objects are kept. Nodes that are further behind read everything."""
 USERS, TIERS = "users", "tiers"
-"""What may use a rule or a tier, and be changed when that is deleted."""
+"""Kinds of objects that use a rule or a tier, and can be changed with its deletion."""
 ORDER = "order"
-"""The kind of a change that rules follow each other in another order."""
+"""The kind of a change of the order of rules."""
 
 
 class Changed(NamedTuple):
-    """What a change has done."""
+    """The result of a change."""
 
     revision: int
-    """The revision that is in force now."""
+    """The revision in force."""
     entries: tuple[audit.AuditEntry, ...]
-    """What it changed; empty if everything was so already."""
+    """The changed objects; empty if nothing changed."""
 
     def to_data(self, *, dry_run: bool, most: int | None = None) -> dict[str, Any]:
-        """Return it as an answer: the numbers of what was created, updated and deleted, and the first `most` changes.
+        """Return it as JSON: the numbers of created, updated and deleted objects, and the first `most` changes.
 
-        Overrides that users lose are counted beside these changes of users. Deletions come first, then updates of users
-        who lose overrides, then others; without `most`, all are there.
+        Overrides that users lose are counted too. Deletions come first, then updates of users who lose overrides.
         """
         counts: dict[str, dict[str, int]] = {}
         lost = [len(lost_overrides(each)) for each in self.entries]
@@ -77,7 +76,7 @@ class Changed(NamedTuple):
 
 
 def lost_overrides(entry: audit.AuditEntry) -> set[str]:
-    """Return the ids of the rules of which a user loses overrides."""
+    """Return the ids of rules whose overrides a user loses."""
     if entry.kind != ObjectKind.USER or not entry.before:
         return set()
     return set(entry.before.get("overrides", {})) - set((entry.after or {}).get("overrides", {}))
@@ -87,7 +86,7 @@ _Found = dict[tuple[ObjectKind, str], Stored]
 
 
 class _Write(NamedTuple):
-    """What an operation really changes."""
+    """The effect of an operation."""
 
     kind: ObjectKind
     id: str
@@ -101,22 +100,22 @@ class _Write(NamedTuple):
 
 
 class Transaction:
-    """The making of one change; if it is only tried, nothing is written."""
+    """One change; with `dry_run`, nothing is written."""
 
     def __init__(self, connection: AsyncConnection, actor: Actor, now: int, *, dry_run: bool = False) -> None:
         self._connection, self._actor, self._now, self._dry_run = connection, actor, now, dry_run
         self.made = 0
-        """The revision that was made; 0: none."""
+        """The revision that it made; 0: none."""
 
     async def run(
         self, operations: Sequence[Operation], order: Sequence[str] = (), ruleset: Ruleset | None = None
     ) -> Changed:
-        """Do what is to be done.
+        """Run operations.
 
-        `order` are the ids of all rules as they are to follow each other, if that matters; `ruleset` is all that there
-        is to be then, if that is known.
+        `order` is the new order of all rules, by id, if it may change; `ruleset` is the validated result, if there is
+        one.
         """
-        if ruleset is None:  # what has ended must not stand in the way of a change
+        if ruleset is None:  # overrides that have ended must not prevent a change
             touched = {each.id for each in operations if each.kind is ObjectKind.RULE}
             ended = await ended_overrides(self._connection, self._now, touched)
             named = {each.id for each in operations if each.kind is ObjectKind.USER}
@@ -148,7 +147,7 @@ class Transaction:
         return Changed(number, tuple(entries))
 
     async def _order(self, order: Sequence[str], writes: Sequence[_Write]) -> list[str]:
-        """Return the ids of all rules as they follow each other, if that matters."""
+        """Return the present order of all rules, if it may change."""
         if not order and all(each.body is not None for each in writes if each.kind is ObjectKind.RULE):
             return []
         return await order_of(self._connection)
@@ -166,7 +165,7 @@ class Transaction:
         return found
 
     async def _write(self, writes: Sequence[_Write], number: int, places: Mapping[str, int]) -> None:
-        """Write rows, versions and what nodes look for, in few statements however many there are."""
+        """Write rows, versions and changes, in a bounded number of statements."""
         last: dict[tuple[ObjectKind, str], int] = {}
         for kind in ObjectKind:
             some = [each for each in writes if each.kind is kind]
@@ -238,7 +237,7 @@ class Transaction:
 async def ended_overrides(
     connection: AsyncConnection, now: int, of_rules: Collection[str] | None = None
 ) -> list[Operation]:
-    """Return the operations that take overrides away that have ended: of some rules, or of all."""
+    """Return the operations that delete ended overrides, of some rules or all."""
     ended = select(overrides.c.user_id, overrides.c.rule_id).where(overrides.c.until <= now)
     if of_rules is not None:
         ended = ended.where(among(connection, overrides.c.rule_id, of_rules))
@@ -252,7 +251,7 @@ async def ended_overrides(
 async def uses_of(
     connection: AsyncConnection, kind: ObjectKind, names: Collection[str], now: int
 ) -> dict[str, list[str]]:
-    """Return the ids of what uses some rules or tiers, by their kind."""
+    """Return the ids of objects that use some rules or tiers, by kind."""
     if not names:
         return {}
     if kind is ObjectKind.TIER:
@@ -282,7 +281,7 @@ async def without_uses(
     rules: Collection[str] = (),
     of_tiers: Collection[str] = (),
 ) -> list[Operation]:
-    """Return the operations that take from users and tiers what they have of some rules, and users out of tiers."""
+    """Return the operations that remove some rules from users and tiers, and some tiers from users."""
     operations = []
     for user, stored in (await stored_of(connection, ObjectKind.USER, users)).items():
         body = without_overrides(stored.body, rules) or {}
@@ -295,9 +294,9 @@ async def without_uses(
 
 
 async def document_about(connection: AsyncConnection, operations: Sequence[Operation]) -> Body:
-    """Return what there would be, as far as these operations can make a difference; see `Catalog.about`.
+    """Return the result of operations, without the parts that they cannot affect; see `Catalog.about`.
 
-    Of users whom a rule or a tier concerns there is one for each different override.
+    Of the users of a rule or a tier, it has one for each different override.
     """
     touched = {kind: {each.id: each.body for each in operations if each.kind is kind} for kind in ObjectKind}
     in_force = await bodies_in(connection, settings)
@@ -329,13 +328,13 @@ async def document_about(connection: AsyncConnection, operations: Sequence[Opera
 async def _rules_about(
     connection: AsyncConnection, touched: Mapping[str, Any], named: set[str], gone: set[str]
 ) -> list[Body]:
-    """Return the rules that are named, and those that touched ones replace, or that replace what is gone."""
+    """Return the named rules, those that touched rules replace, and those that replace deleted rules."""
     found: dict[str, Body] = {}
     for name, stored in (await stored_of(connection, ObjectKind.RULE, named)).items():
         found[name] = {**stored.body, "replaces": []}
     seen: set[str] = set()
     following = {name for body in touched.values() for name in _names_in(_part(body, "replaces"))}
-    while following := following - seen:  # what they replace, and what that replaces: all that a circle could have
+    while following := following - seen:  # transitively, since replacements may form a cycle
         seen |= following
         some = await stored_of(connection, ObjectKind.RULE, following)
         found |= {name: stored.body for name, stored in some.items()}
@@ -347,7 +346,7 @@ async def _rules_about(
 
 
 async def _replacing(connection: AsyncConnection, names: set[str]) -> dict[str, list[str]]:
-    """Return the ids of all rules that replace some of these, each with which of them."""
+    """Return the rules that replace some of these, each with the ids that it replaces."""
     replaces = rules.c.body["replaces"].as_string()
     listed = select(rules.c.id, replaces).where(replaces.is_not(None)).order_by(rules.c.id)
     read = {rule: _names_in(msgspec.json.decode(text)) for rule, text in await connection.execute(listed)}
@@ -355,7 +354,7 @@ async def _replacing(connection: AsyncConnection, names: set[str]) -> dict[str, 
 
 
 async def _add_users(connection: AsyncConnection, concerned: set[str], given: Body, touched: Mapping[str, Any]) -> None:
-    """Add to the data of users one for each different override of rules, and tier; touched ones are there already."""
+    """Add one user for each different pair of an override and a tier; `touched` users are there already."""
     change = member(connection, users.c.body, "overrides", overrides.c.rule_id)
     kinds = overrides.c.rule_id, users.c.tier, change
     some = (
@@ -370,23 +369,22 @@ async def _add_users(connection: AsyncConnection, concerned: set[str], given: Bo
 
 
 def _moves(order: Sequence[str], present: Sequence[str], writes: Sequence[_Write]) -> list[audit.AuditEntry]:
-    """Return what there is to record if rules, once all is written, do not follow each other in an order."""
+    """Return the audit entry of a new order of rules, if the order after all writes is another."""
     of_rules = [each for each in writes if each.kind is ObjectKind.RULE]
     gone = {each.id for each in of_rules if each.body is None}
-    then = [name for name in present if name not in gone] + [each.id for each in of_rules if each.before is None]
-    if then == list(order):
+    written = [name for name in present if name not in gone] + [each.id for each in of_rules if each.before is None]
+    if written == list(order):
         return []
     return [audit.AuditEntry("update", ORDER, "rules", {"rules": list(present)}, {"rules": list(order)})]
 
 
 def _default_id(default: Any) -> str:
-    """Return the id of the default rule, or an empty text."""
     own = default.get("id", default.get("rule_id", DEFAULT_ID)) if isinstance(default, dict) else DEFAULT_ID
     return own if default not in (None, ALLOW) and isinstance(own, str) else ""
 
 
 def _part(body: Any, name: Any) -> Any:
-    """Return a part of data that nobody has checked yet; None if there is none."""
+    """Return a member of data that is not validated yet; None if there is none."""
     return body.get(name) if isinstance(body, dict) and isinstance(name, str) else None
 
 
@@ -395,7 +393,7 @@ def _names_in(part: Any) -> list[str]:
 
 
 def _wanted(operations: Sequence[Operation], found: _Found) -> list[Operation]:
-    """Return operations that do anything. Raises VersionConflict and UnknownObject."""
+    """Return operations that have an effect. Raises VersionConflict and UnknownObject."""
     wanted = []
     for each in operations:
         stored = found.get((each.kind, each.id))
@@ -409,7 +407,7 @@ def _wanted(operations: Sequence[Operation], found: _Found) -> list[Operation]:
 
 
 def _writes(operations: Sequence[Operation], found: _Found, ruleset: Ruleset) -> list[_Write]:
-    """Return what operations change, once bodies are written as a rules file would have them."""
+    """Return the effects of operations, with bodies in the normal form of a rules file."""
     by_id = {rule.id: rule for rule in ruleset.rules}
     writes = []
     for kind, name, body, _ in operations:
@@ -432,7 +430,7 @@ def _checked_ids(operations: Sequence[Operation]) -> dict[ObjectKind, list[str]]
 
 
 def _check_id(operation: Operation) -> None:
-    """Refuse ids that a database cannot have; what else is wrong with them, the rules say."""
+    """Raise InvalidRules for ids that a database cannot store; other checks are those of rules files."""
     longest = 512 if operation.kind is ObjectKind.USER else 64
     name = operation.id
     if not 0 < len(name) <= longest or "\0" in name or not name.isprintable():

@@ -1,11 +1,11 @@
-"""Usage: how often each rule decided what, minute by minute, from every service that shares a database.
+"""Usage: the decisions of each rule by minute, summed over all services that share a database.
 
-Nothing is counted for this: a service looks once a minute at what its workers have counted anyway, and adds the
-differences to the database. There they are kept by minute for `MINUTES_DAYS`, then by hour, and are dropped after
-`HOURS_DAYS`. With them goes what single principals asked for, which is counted: see `headgate.admin.what_if`.
+Once a minute, a service reads the counters of its workers and adds the differences to the database, which keeps them by
+minute for `MINUTES_DAYS`, then by hour until `HOURS_DAYS`. The use of single principals is written together with them:
+see `headgate.admin.what_if`.
 
-While the database is away, batches wait. There is a bound to that; what goes beyond it is lost, and is said to be.
-A batch that was sent but never acknowledged is not added twice: the database knows the last one of each service.
+While the database is unavailable, batches wait, up to a bound; what exceeds it is lost, and logged. A batch that was
+sent but not acknowledged is not added twice: the database has the sequence of the last batch of each service.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from headgate.admin import what_if
 from headgate.admin.database import PATIENCE, Database, DatabaseError
 from headgate.admin.keys import note_uses
-from headgate.admin.statements import AT_ONCE, among, constant, slices, sum_of, upsert
+from headgate.admin.statements import AT_ONCE, among, constant, last_batch, note_batch, slices, sum_of, upsert
 from headgate.admin.tables import epoch_us, usage_hours, usage_minutes, usage_writers
 from headgate.config.times import moment_text
 from headgate.core.calendar import DAY_US
@@ -42,21 +42,21 @@ MINUTES_DAYS = 30
 HOURS_DAYS = 365
 """Days that usage is kept at all."""
 MOST_BATCHES = 1440
-"""Batches that wait for the database: those of a day."""
+"""Batches that may wait for the database: those of a day."""
 MOST_WAITING = 500_000
-"""Counts of all batches that wait for the database."""
+"""Rows of all batches that may wait for the database."""
 REQUESTS = ""
-"""In place of a rule: what became of requests."""
+"""Stands for a rule in the counts of whole requests."""
 MOST_SERIES = 50
-"""Rules whose series are returned together."""
+"""Rules in one query for series."""
 STEPS = ("minute", "hour")
 OUTCOMES = (ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, DEGRADED)
-"""What decisions are counted as; those that are degraded, without the store, are among the others, too."""
+"""Outcomes of decisions; degraded ones, without the store, also count under their other outcome."""
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 _WRITERS_DAYS = 2
 _LOG = logging.getLogger("headgate.admin")
 Counts: TypeAlias = Mapping[tuple[str, str], int]
-"""How often, by rule and outcome."""
+"""Decisions by rule and outcome."""
 _COUNTED = frozenset(
     metric.name
     for metric in (
@@ -65,19 +65,19 @@ _COUNTED = frozenset(
     )
 )
 _Seen: TypeAlias = dict[tuple[int, str, str], int]
-"""What counters said, by slot, metric and labels."""
+"""Values of counters, by slot, metric and labels."""
 
 
 class UsageBatch(NamedTuple):
-    """What was decided in one minute, or, after a pause, since then."""
+    """The decisions of one minute, or of a longer time after a pause."""
 
     sequence: int
     at: int
     counts: Counts
     uses: Sequence[WindowUse] = ()
-    """What principals asked for; see `headgate.admin.what_if`."""
+    """The use of principals; see `headgate.admin.what_if`."""
     requests: Mapping[str, int] = {}
-    """What became of requests, each counted once however many rules it met; empty: the sums of the rules."""
+    """Requests by outcome, each counted once, for any number of rules; empty: the sums of the rules."""
 
     @property
     def all_counts(self) -> Counts:
@@ -87,19 +87,14 @@ class UsageBatch(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many rows it makes."""
         return len(self.counts) + sum(1 + len(use.principals) for use in self.uses)
 
 
 class UsageWriter:
-    """Writes what the workers of a service decide.
+    """Writes the decisions of a service's workers.
 
-    Args:
-        database: where to.
-        counted: returns what the workers have counted since they began; asked in a thread.
-        used: returns what principals asked for since the last time, or, at the end, all that there is yet.
-        clock: what time it is, in microseconds since the epoch; for tests.
-        most: see `MOST_WAITING`.
+    `counted` returns their counters, in a thread; `used` returns the use of principals since its last call, and with
+    `everything` also of open windows; `clock` returns microseconds since the epoch.
     """
 
     def __init__(
@@ -118,25 +113,24 @@ class UsageWriter:
         self._seen: _Seen = {}
         self._waiting: deque[UsageBatch] = deque()
         self._callers: dict[str, int] = {}  # when their keys were last used, in microseconds since the epoch
-        self._noted: dict[str, int] = {}  # as the database knows
-        self._is_away = False
+        self._noted: dict[str, int] = {}  # the same, as written
+        self._is_unavailable = False
         self.lost = 0
-        """Decisions that will never be written, since the database was away for too long."""
+        """Decisions that were lost, since the database was unavailable for too long."""
 
     @property
     def waiting(self) -> int:
-        """How many decisions are yet to be written."""
+        """The number of decisions that are not written yet."""
         return sum(sum(batch.counts.values()) for batch in self._waiting)
 
     async def run(self) -> None:
-        """Write at the end of every minute, without end."""
         while True:
             await asyncio.sleep((MINUTE_US - self._now() % MINUTE_US) / 1_000_000)
             await self.sample()
             await self.write()
 
     async def finish(self) -> None:
-        """Write what is left, once and in a few seconds; says what that could not be done with."""
+        """Write the remaining decisions, if the database answers within a few seconds, and log what is lost."""
         await self.sample(is_last=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
@@ -146,15 +140,15 @@ class UsageWriter:
             _LOG.warning("usage was lost: %d decisions since %s could not be written", self.waiting, first)
 
     async def sample(self, *, is_last: bool = False) -> None:
-        """Take what was counted since the last time; it belongs to the minute of that."""
+        """Make a batch of what was counted since the last one, for the minute in which that was made."""
         try:
-            difference = asyncio.to_thread(self._difference)  # of many rules, perhaps: decisions do not wait
+            difference = asyncio.to_thread(self._difference)  # with many rules it takes a while
             seen, counts, requests = await difference
             uses = self._used(everything=is_last)
-        except OSError as error:  # the next look finds all of it
-            _LOG.warning("what the workers have counted cannot be read now: %s", error)
+        except OSError as error:  # the next sample includes all of it
+            _LOG.warning("the counters of the workers cannot be read: %s", error)
             return
-        self._seen = seen  # only now: whoever is cancelled above has taken nothing
+        self._seen = seen  # only now: a cancelled sample must not lose counts
         at, self._since = self._since - self._since % MINUTE_US, self._now()
         if counts or uses or requests:
             self._sequence += 1
@@ -162,7 +156,7 @@ class UsageWriter:
             self._bound()
 
     def _difference(self) -> tuple[_Seen, Counts, Mapping[str, int]]:
-        """Return what was counted, and how much of it is new, of rules and of requests. Raises OSError."""
+        """Return all counters, and the new decisions by rule, and requests by outcome. Raises OSError."""
         seen: _Seen = {}
         counts: Counter[tuple[str, str]] = Counter()
         requests: Counter[str] = Counter()
@@ -177,7 +171,7 @@ class UsageWriter:
                 value = observations(values) if metric is metrics.DECISION_DURATION else values[0]
                 before = self._seen.get(key, 0)
                 seen[key] = value
-                more = value - before if value >= before else value  # less than before: it was begun anew
+                more = value - before if value >= before else value  # less than before: the worker restarted
                 if more:
                     _count(metric, labels, more, counts, requests)
         for outcome, count in _by_outcome(counts).items():
@@ -197,10 +191,10 @@ class UsageWriter:
             _LOG.warning("usage was lost: %d decisions of %s waited too long", lost, moment_text(batch.at))
 
     async def write(self) -> None:
-        """Write what waits, the oldest first, as far as the database takes it."""
+        """Write waiting batches, the oldest first, until the database fails."""
         used = {caller: at for caller, at in self._callers.items() if at > self._noted.get(caller, 0)}
         if used:
-            with suppress(DatabaseError):  # usage says that it is away, and there is a next time
+            with suppress(DatabaseError):  # logged below, and tried again in a minute
                 await note_uses(self._database, used)
                 self._noted |= used
         while self._waiting:
@@ -208,16 +202,16 @@ class UsageWriter:
             try:
                 await add(self._database, self._id, some, self._now())
             except DatabaseError as error:
-                if not self._is_away:
+                if not self._is_unavailable:
                     _LOG.warning("usage waits for the database: %s", error)
-                self._is_away = True
+                self._is_unavailable = True
                 return
-            self._is_away = False
+            self._is_unavailable = False
             for _ in some:
                 self._waiting.popleft()
 
     def _next(self) -> list[UsageBatch]:
-        """Return the batches of the next transaction: few enough to be written in time after a long pause."""
+        """Return the batches of the next transaction, which is bounded."""
         some: list[UsageBatch] = []
         size = 0
         for batch in self._waiting:
@@ -229,10 +223,9 @@ class UsageWriter:
 
 
 async def add(database: Database, writer: str, batches: Iterable[UsageBatch], now: int) -> None:
-    """Add those batches of a writer that are not there yet. Raises DatabaseError."""
+    """Add batches of a writer, except those that were added before. Raises DatabaseError."""
     async with database.writing() as connection:
-        known = select(usage_writers.c.sequence).where(usage_writers.c.id == writer)
-        last = (await connection.execute(known)).scalar() or 0
+        last = await last_batch(connection, writer)
         sums: Counter[tuple[int, str, str]] = Counter()
         uses: list[WindowUse] = []
         for batch in batches:
@@ -244,28 +237,23 @@ async def add(database: Database, writer: str, batches: Iterable[UsageBatch], no
         if not sums and not uses:
             return
         await what_if.add(connection, uses, now)
-        rows = [  # in one order, so that two writers never wait for each other
+        rows = [  # sorted, so that two writers cannot deadlock
             {"at": at, "rule_id": rule, "outcome": outcome, "count": count}
             for (at, rule, outcome), count in sorted(sums.items())
         ]
         for some in slices(rows):
-            await connection.execute(_adding(connection, usage_minutes), some)
-        me = upsert(connection, usage_writers)
-        told = me.on_conflict_do_update(
-            index_elements=["id"], set_={"sequence": me.excluded.sequence, "seen_at": me.excluded.seen_at}
-        )
-        await connection.execute(told, {"id": writer, "sequence": last, "seen_at": now})
+            await connection.execute(upsert(connection, usage_minutes, add=["count"]), some)
+        await note_batch(connection, writer, last, now)
 
 
 async def roll_up(connection: AsyncConnection, now: int) -> int:
-    """Let usage by minute become usage by hour where it is old, and drop what is older still; says how much moved.
+    """Sum old usage by minute up to usage by hour, in one transaction, and delete what is past its retention.
 
-    To be done in one transaction, by whomever and however often: what is moved is moved once.
+    Returns the number of rows that were summed up.
     """
     minutes, hours = usage_minutes.c, usage_hours.c
     old = minutes.at < (now - MINUTES_DAYS * DAY_US) // HOUR_US * HOUR_US
-    adding = _adding(connection, usage_hours, _by_hour().where(old))
-    await connection.execute(adding)
+    await connection.execute(upsert(connection, usage_hours, add=["count"], rows=_by_hour().where(old)))
     moved = await connection.execute(delete(usage_minutes).where(old))
     await connection.execute(delete(usage_hours).where(hours.at < now - HOURS_DAYS * DAY_US))
     await connection.execute(delete(usage_writers).where(usage_writers.c.seen_at < now - _WRITERS_DAYS * DAY_US))
@@ -275,10 +263,10 @@ async def roll_up(connection: AsyncConnection, now: int) -> int:
 async def page(
     connection: AsyncConnection, filters: Mapping[str, Any], step: str, offset: int, limit: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return some usage, the newest first, and how many rows there are.
+    """Return some usage, the newest first, and the total number of rows.
 
-    `filters` are values of rule_id and outcome, and `since` and `until`, in microseconds since the epoch: between which
-    a minute or an hour begins.
+    `filters` are values of rule_id and outcome, and `since` and `until`, in microseconds since the epoch, for the
+    beginning of a minute or an hour.
     """
     if step == "hour":
         by_minute, by_hour = _conditions(usage_minutes, filters, HOUR_US), _conditions(usage_hours, filters, HOUR_US)
@@ -294,7 +282,7 @@ async def page(
 
 
 async def totals(connection: AsyncConnection, rules: Collection[str], since: int) -> dict[str, dict[str, int]]:
-    """Return how often some rules decided what in all since a moment, by rule and outcome."""
+    """Return the decisions of some rules since a moment, by rule and outcome."""
     minutes, named = usage_minutes.c, sorted(rules)
     found: dict[str, dict[str, int]] = {rule: {} for rule in named}
     query = select(minutes.rule_id, minutes.outcome, sum_of(minutes.count)).where(
@@ -306,7 +294,6 @@ async def totals(connection: AsyncConnection, rules: Collection[str], since: int
 
 
 def _count(metric: Metric, labels: str, more: int, counts: Counter[tuple[str, str]], requests: Counter[str]) -> None:
-    """Add what a metric counted to the counts of its rule, or of requests."""
     if metric is metrics.RULE_DECISIONS or metric is metrics.RULE_DEGRADED:
         rule, *others = values_of(labels)
         counts[rule, others[0] if metric is metrics.RULE_DECISIONS else DEGRADED] += more
@@ -319,7 +306,7 @@ def _count(metric: Metric, labels: str, more: int, counts: Counter[tuple[str, st
 
 
 class UsagePoint(NamedTuple):
-    """What was decided in one step of a series."""
+    """The decisions of one step of a series."""
 
     at: int
     allowed: int
@@ -332,9 +319,9 @@ class UsagePoint(NamedTuple):
 async def series(
     connection: AsyncConnection, rules: Collection[str], since: int, step_us: int, until: int | None = None
 ) -> dict[str, list[UsagePoint]]:
-    """Return what some rules decided since a moment, step by step, without the steps in which they decided nothing.
+    """Return the decisions of some rules in each step since a moment, without steps that have none.
 
-    Steps are multiples of a minute. `REQUESTS` in place of a rule is for requests. Raises UsageError for too many.
+    Steps are multiples of a minute. `REQUESTS` stands for whole requests. Raises UsageError for too many rules.
     """
     if len(rules) > MOST_SERIES:
         raise UsageError(f"series are for {MOST_SERIES} rules at most, not {len(rules)}")
@@ -374,14 +361,4 @@ def _by_hour() -> Any:
     hour = minutes.at - minutes.at % constant(HOUR_US)
     return select(hour.label("at"), minutes.rule_id, minutes.outcome, sum_of(minutes.count).label("count")).group_by(
         hour, minutes.rule_id, minutes.outcome
-    )
-
-
-def _adding(connection: AsyncConnection, table: Table, source: Any = None) -> Any:
-    """Return what adds counts to those that are there."""
-    adding = upsert(connection, table)
-    if source is not None:
-        adding = adding.from_select(["at", "rule_id", "outcome", "count"], source)
-    return adding.on_conflict_do_update(
-        index_elements=["at", "rule_id", "outcome"], set_={"count": table.c["count"] + adding.excluded["count"]}
     )

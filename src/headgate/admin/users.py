@@ -1,4 +1,4 @@
-"""What operators do with users: tiers, overrides, limits and their state."""
+"""Tiers and overrides of users, and the limits of callers with their state."""
 
 from __future__ import annotations
 
@@ -32,52 +32,51 @@ from headgate.policy.prepared import PreparedRule
 from headgate.policy.request import ENDPOINT, GLOBAL, Request
 
 DEFAULT_TIER = "default_tier"
-"""The setting that has the tier of users who have none."""
+"""The setting with the tier of users without one."""
 _MOST_TIERS = 100
 _FOLLOWS_WITHIN = 2.0
-"""Seconds that a change may take to reach this node."""
+"""Seconds to wait for a change to reach this node."""
 
 
 class SpecialUser(NamedTuple):
-    """What is special about a user, which may be nothing."""
+    """The tier and overrides of a user, which may have neither."""
 
     body: dict[str, Any]
     version: int
-    """Of the body; 0: nothing is special."""
+    """Of the body; 0: it does not exist."""
 
     @classmethod
     def of(cls, stored: Stored | None) -> Self:
-        """Return what is stored of a user."""
         return cls(dict(stored.body), stored.version) if stored else cls({}, 0)
 
 
 class RuleUse(NamedTuple):
-    """What a rule is for somebody, and what is used of it."""
+    """The limits of a rule for one caller, and their state."""
 
     rule: Rule
     usual: tuple[Quota, ...]
-    """What would be in force without an override."""
+    """The quotas without an override."""
     quotas: tuple[Quota, ...] = ()
-    """What is in force; none if something is missing."""
+    """The quotas in force; empty if there are `missing` dimensions."""
     source: str = ""
-    """Where that comes from; see `headgate.policy.explain.Considered`."""
+    """Where they come from; see `headgate.policy.explain.Considered`."""
     is_enforced: bool = False
     states: tuple[Decision, ...] = ()
-    """What each of the quotas says; none for those on a list, who are not counted."""
+    """The state of each quota; empty for callers on a list, who are not counted."""
     degraded: str = ""
-    """Why the store did not say so; empty if it did."""
+    """Why the state does not come from the store; empty if it does."""
     missing: tuple[str, ...] = ()
-    """What the rule counts by besides, so that only a whole request says what is used."""
+    """Further dimensions of the rule, without which its state is unknown."""
 
 
 class Users:
-    """What is special about users, in a catalog, and the state of their limits, in an engine."""
+    """Tiers and overrides in a catalog, and the state of limits in an engine."""
 
     def __init__(self, rules: RuleCatalog, engine: AsyncEngine, database: Database | None) -> None:
         self._rules, self._engine, self._database = rules, engine, database
 
     async def set_tier(self, name: str, tier: str, actor: Actor, expected: int | None = None) -> SpecialUser:
-        """Move a user to a tier; empty: to none. Raises UsageError for one that no rule and no tier has."""
+        """Set the tier of a user; empty: none. Raises UsageError as `check_tier` does."""
         await self.check_tier(tier)
 
         def moved(user: dict[str, Any]) -> None:
@@ -88,7 +87,7 @@ class Users:
         return await self._edit_user(name, moved, actor, expected)
 
     async def check_tier(self, tier: str) -> None:
-        """Raise UsageError unless a tier of this name, or a rule for it, is there: it would mean nothing."""
+        """Raise UsageError unless there is a tier of this name, or a rule for it: it would have no effect."""
         if not tier or self._database is None or await self._rules.get(ObjectKind.TIER, tier) is not None:
             return
         if (await self._rules.page(ObjectKind.RULE, {"tier": tier}, "position", 0, 1))[1]:
@@ -96,12 +95,12 @@ class Users:
         known = [each.id for each in (await self._rules.page(ObjectKind.TIER, {}, "id", 0, _MOST_TIERS))[0]]
         near = get_close_matches(tier, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'no tiers yet'}"
-        raise UsageError(f"there is no tier {tier!r:.80}, and no rule for one: {hint}")
+        raise UsageError(f"there is no tier {tier!r:.80}, nor a rule for it: {hint}")
 
     async def set_override(
         self, name: str, rule_id: str, change: Any, actor: Actor, expected: int | None = None
     ) -> SpecialUser:
-        """Change a rule for one user, perhaps only for a time. Raises UsageError for what can have no effect."""
+        """Override a rule for a user. Raises UsageError as `check_override` does."""
         check_override(change_from_data(change))
 
         def overridden(user: dict[str, Any]) -> None:
@@ -110,9 +109,9 @@ class Users:
         return await self._edit_user(name, overridden, actor, expected)
 
     async def without_effect(self, user: Mapping[str, Any], rule_id: str) -> list[str]:
-        """Return why the override of a rule has no effect at present, if that is so; it may have one later."""
+        """Return why the override of a rule has no effect at present, if it has none; it may have one later."""
         stored = await self._rules.get(ObjectKind.RULE, rule_id)
-        if stored is None:  # that of the default
+        if stored is None:  # the default rule
             return []
         rule, usual = rule_from_data(stored.body), await self._rules.get(ObjectKind.SETTING, DEFAULT_TIER)
         tier: str = user.get("tier") or (usual.body if usual else "")
@@ -129,7 +128,7 @@ class Users:
         return [f"it has no effect at present: rule {rule_id} is {same} for this user anyway"]
 
     async def end_override(self, name: str, rule_id: str, actor: Actor, expected: int | None = None) -> SpecialUser:
-        """End the override of one rule, or, if none is named, of all. Raises UnknownObject if there is none."""
+        """End the override of a rule, or all if `rule_id` is empty. Raises UnknownObject if there is none."""
 
         def ended(user: dict[str, Any]) -> None:
             overrides = user.pop("overrides", {})
@@ -145,7 +144,7 @@ class Users:
     async def _edit_user(
         self, name: str, edit: Callable[[dict[str, Any]], None], actor: Actor, expected: int | None
     ) -> SpecialUser:
-        """Change what is special about a user, whom the database forgets if nothing is any more."""
+        """Edit the body of a user, which is deleted if it becomes empty."""
 
         def revised(stored: Stored | None) -> dict[str, Any] | None:
             user = dict(stored.body) if stored else {}
@@ -155,10 +154,9 @@ class Users:
         return SpecialUser.of((await self._rules.edit(ObjectKind.USER, name, revised, actor, expected)).after)
 
     async def limits(self, name: str) -> tuple[dict[str, Any], int]:
-        """Return the limits that count a user, and their present state; and the version of what is special.
+        """Return the limits of a user with their state, and the version of tier and overrides.
 
-        What was just changed is waited for, so that limits and overrides go together; `in_force` is false if this
-        node did not run it in time.
+        It waits until this node runs the last change of the user; `in_force` is false if it does not in time.
         """
         (special, version), in_force = await self.special(name)
         policy = self._engine.policy
@@ -179,22 +177,22 @@ class Users:
         return {"user_id": name, "in_force": in_force, **stored, "rules": limits}, version
 
     async def special(self, name: str) -> tuple[SpecialUser, bool]:
-        """Return what is special about a user, and whether this node runs it, which is waited for."""
-        give_up = asyncio.get_running_loop().time() + _FOLLOWS_WITHIN
+        """Return tier and overrides of a user, and whether this node runs them, which it waits for."""
+        deadline = asyncio.get_running_loop().time() + _FOLLOWS_WITHIN
         while True:
             special = SpecialUser.of(await self._rules.get(ObjectKind.USER, name))
             in_force = self.known(name) == special.body
-            if in_force or asyncio.get_running_loop().time() > give_up:
+            if in_force or asyncio.get_running_loop().time() > deadline:
                 return special, in_force
             await asyncio.sleep(ARRIVAL_EVERY)
 
     def known(self, name: str) -> dict[str, Any]:
-        """Return what is special about a user by the rules that this node runs."""
+        """Return tier and overrides of a user in the rules that this node runs."""
         body: dict[str, Any] = to_data(self._engine.policy.ruleset.users.get(name, User()))
         return body
 
     async def beginning(self, text: str, most: int) -> list[tuple[str, str]]:
-        """Return users about whom something is special and whose names begin with a text, and their tiers."""
+        """Return users with a tier or overrides whose names begin with a text, and their tiers."""
         if self._database is None:
             known = self._engine.policy.ruleset.users
             return sorted((name, user.tier) for name, user in known.items() if name.startswith(text))[:most]
@@ -203,21 +201,19 @@ class Users:
             return [(row.id, row.tier) for row in await connection.execute(found.order_by(users.c.id).limit(most))]
 
     async def revealed(self, digest: str) -> str:
-        """Return the user about whom something is special and whom logs show by a digest; empty if there is none."""
+        """Return the user with a tier or overrides who has a digest in logs; empty if there is none."""
         names, shown = self._engine.policy.ruleset.users, Principals().shown
         return await asyncio.to_thread(lambda: next((name for name in names if shown(name) == digest), ""))
 
     def tier(self, name: str) -> str:
-        """Return the tier of a user by the rules in force, which may be that of those who have none of their own."""
+        """Return the tier of a user in the rules in force, which may be the default tier."""
         return self._engine.policy.tier_of(name)
 
     def default_rule(self) -> str:
-        """Return the id of the rule for requests to which no other one applies; empty if there is none."""
         default = self._engine.policy.ruleset.default
         return default.id if default else ""
 
     def tiers(self) -> list[str]:
-        """Return the tiers that mean something in the rules in force."""
         policy = self._engine.policy
         named = {rule.rule.tier for rule in policy.rules.values()} | {
             *policy.ruleset.tiers,
@@ -226,22 +222,16 @@ class Users:
         return sorted(named - {""})
 
     def listed(self, principal: Mapping[str, str]) -> str:
-        """Return why somebody is let through or refused whatever the limits are; empty if it depends on them."""
+        """Return why a caller is admitted or refused without regard to limits; empty if limits decide."""
         reason = self._engine.policy.select(Request(dict(principal)), self._engine.clock.now()).reason
-        return "" if reason.startswith(f"{ENDPOINT} ") else reason  # of the path, which nobody has said
+        return "" if reason.startswith(f"{ENDPOINT} ") else reason  # of the path, which is unknown here
 
     async def uses(
         self, principal: Mapping[str, str], offset: int = 0, most: int | None = None, first: Collection[str] = ()
     ) -> tuple[list[RuleUse], int]:
-        """Return the rules that count somebody, with what is used of each, and how many there are.
+        """Return the rules that count a caller, with their state, and their total number. Raises InvalidRequest.
 
-        Args:
-            principal: who, by dimension, as in a request.
-            offset: rules to leave out.
-            most: rules to return; None: all.
-            first: ids of rules that come before others.
-
-        Raises InvalidRequest.
+        `principal` is by dimension, as in a request; `most` is None for all; the rules in `first` precede others.
         """
         policy, now = self._engine.policy, self._engine.clock.now()
         facts, whole = facts_of(Request(dict(principal))), address_given(Request(dict(principal)))
@@ -277,11 +267,10 @@ class Users:
         )
 
     async def reset(self, name: str, rules: Sequence[str], actor: Actor) -> dict[str, Any]:
-        """Forget what a user used of the limits that count users, or of the rules that are named."""
         return {"user_id": name, **await self.reset_caller({"user": name}, rules, actor)}
 
     async def reset_caller(self, principal: Mapping[str, str], rules: Sequence[str], actor: Actor) -> dict[str, Any]:
-        """Forget what a principal used of the limits that no other one shares, or of the rules that are named."""
+        """Reset the limits of a principal that it shares with no other, or those of the named rules."""
         policy = self._engine.policy
         enabled = [rule for rule in policy.rules.values() if rule.rule.enabled]
         known = [rule.id for rule in enabled if not principal.keys().isdisjoint(rule.dimensions)]
@@ -291,9 +280,9 @@ class Users:
             if rule is None:
                 raise UnknownObject(f"there is no rule {rule_id!r:.80}")
             if principal.keys().isdisjoint(rule.dimensions):
-                one = " or ".join(principal)
+                named = " or ".join(principal)
                 raise UsageError(
-                    f"rule {rule_id} counts by {rule.rule.dimension}: it has nothing of one {one} to reset"
+                    f"rule {rule_id} counts by {rule.rule.dimension}: it has no state of one {named} to reset"
                 )
             request, missing = _request_of(rule.rule, principal)
             if not missing:
@@ -307,7 +296,7 @@ class Users:
 
 
 def _request_of(rule: Rule, principal: Mapping[str, str]) -> tuple[Request, tuple[str, ...]]:
-    """Return a request that names a rule, and what it would need besides to be counted."""
+    """Return a request for a rule, and the dimensions that it lacks."""
     is_one_path = not {"*", "{"} & {*rule.endpoint}
     known = {*principal, GLOBAL, *([ENDPOINT] if is_one_path else ())}
     request = Request(dict(principal), rule.endpoint if is_one_path else "/", rule_id=rule.id)
@@ -315,11 +304,11 @@ def _request_of(rule: Rule, principal: Mapping[str, str]) -> tuple[Request, tupl
 
 
 def check_override(change: Change) -> None:
-    """Raise UsageError for an override that can have no effect."""
+    """Raise UsageError for an override that has ended, or changes nothing."""
     if change.until is not None and change.until <= epoch_us():
-        raise UsageError("an override that has ended already changes nothing: until is in the past")
+        raise UsageError("this override has already ended: until is in the past")
     if change == Change(until=change.until):
         raise UsageError(
             "this override changes nothing: give a limit, burst, capacity, window, algorithm or limits; "
-            "to end one that is there, DELETE it"
+            "to end an override, use DELETE"
         )

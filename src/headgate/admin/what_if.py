@@ -1,17 +1,17 @@
-"""What another limit would have refused, from how much single principals have asked for.
+"""Estimates of what another limit would have refused, from the use of single principals.
 
 ::
 
-    use_windows, use_principals      of windows that are not over: each principal of the sample, by its digest
-            |  fold, when a window is over
-    use_histograms                   how many principals asked for how much, by the hour; after 30 days by the day
+    use_windows, use_principals      open windows: the use of each principal of the sample, by its digest
+            |  fold, when a window has ended
+    use_histograms                   the number of principals by their use, by hour; after 30 days by day
 
-A histogram counts principals in buckets by the units that they asked for in a window. Up to 63 units each number has a
-bucket of its own; beyond, a bucket is at most 1/32 as wide as the numbers in it are large. A limit of N would have
-refused what each principal asked for beyond N. That is known exactly from the number of principals and the sum of units
-of every bucket but the one that N is in; for that one there are bounds.
+A histogram counts principals in buckets by the units that they requested in a window. Up to 63 units, each number has a
+bucket; beyond, the width of a bucket is at most 1/32 of its numbers. A limit of N would have refused the units of each
+principal beyond N. These are known exactly, from the number of principals and the sum of units, for every bucket but
+the one with N, for which there are bounds.
 
-Where the sample is one principal of 2 ** level, each stands for as many, and chance adds an error of its own.
+If the sample has one principal of 2 ** level, each stands for as many, which adds a statistical error.
 """
 
 from __future__ import annotations
@@ -34,54 +34,54 @@ from headgate.observe.principal_use import LONGEST_WINDOW_US, WindowUse, measure
 from headgate.policy.model import Change, Rule, Ruleset
 
 LATE_US = 900_000_000
-"""What comes later than so long after its window has ended is not added any more."""
+"""The time after the end of a window until which its use can be added."""
 FINE_DAYS, KEPT_DAYS = 30, 365
-"""Days that histograms are kept by the hour, and at all."""
+"""Days for which histograms are kept by hour, and in total."""
 _EXACT_BITS = 6
 EXACT_BELOW = 1 << _EXACT_BITS
-"""Units up to which each number has a bucket of its own."""
+"""Units below which each number has a bucket."""
 HOUR_US = 3_600_000_000
 _SERIES = ("rule_id", "window_us", "in_force", "at")
 _POSITIONS = (1 << 63) - 1
 
 
 class UseBucket(NamedTuple):
-    """Principals of a sample who asked for about the same in a window, in one window or several."""
+    """Principals of a sample with about the same use in a window, in one window or several."""
 
     level: int
     """One principal of 2 ** level is in the sample."""
     low: int
-    """The least units of one of them; see `width_of`."""
+    """The least use in the bucket; see `width_of`."""
     principals: int
     units: int
 
 
 class Estimate(NamedTuple):
-    """What a limit would have refused. Principals are counted once in each window in which they asked."""
+    """What a limit would have refused. Principals are counted once in each window in which they sent requests."""
 
     units: int
-    """That were asked for."""
+    """Units that were requested."""
     principals: int
     refused: int
     """Units beyond the limit."""
     refused_at_least: int
     refused_at_most: int
-    """Between these it is surely, as far as the sample goes; they are equal where buckets say it exactly."""
+    """Bounds of `refused`, apart from the error of the sample; equal if the buckets are exact."""
     touched: int
-    """Principals that asked for more than the limit, of which those near the limit are estimated."""
+    """Principals beyond the limit, estimated for those near it."""
     standard_error: int
-    """By how many units chance may have moved `refused`, typically; 0 where all principals were looked at."""
+    """The standard error of `refused` by the sample, in units; 0 if it has all principals."""
     sampled: float
-    """The share of principals and windows that was looked at, at least: 1 for all."""
+    """The least share of principals and windows in the sample; 1 for all."""
 
 
 def width_of(low: int) -> int:
-    """Return how many numbers the bucket that begins with this one has."""
+    """Return the width of the bucket that begins with a number."""
     return 1 if low < EXACT_BELOW else 1 << (low.bit_length() - _EXACT_BITS)
 
 
 def estimated(buckets: Iterable[UseBucket], limit: int, window_us: int) -> Estimate:
-    """Return what a limit, for windows of this length, would have refused."""
+    """Estimate what a limit, for windows of this length, would have refused."""
     units = principals = touched = sampled = 0
     low = high = variance = 0.0
     stands_for = passed_over(window_us)
@@ -101,7 +101,7 @@ def estimated(buckets: Iterable[UseBucket], limit: int, window_us: int) -> Estim
 
 
 def _refused(bucket: UseBucket, limit: int) -> tuple[float, float, int]:
-    """Return the least and the most that a limit refuses of a bucket, and of how many principals."""
+    """Return the least and the most units that a limit refuses of a bucket, and the number of principals beyond it."""
     _, low, principals, units = bucket
     top = low + width_of(low) - 1
     if limit >= top:
@@ -109,13 +109,13 @@ def _refused(bucket: UseBucket, limit: int) -> tuple[float, float, int]:
     if limit < low:
         beyond = units - limit * principals
         return beyond, beyond, principals
-    at_most = (units - low * principals) * (top - limit) / (top - low)  # all of them at one end or the other
+    at_most = (units - low * principals) * (top - limit) / (top - low)  # if all are at either end of the bucket
     touched = min(principals, ceil(principals * (top - limit) / (top - low + 1)))
     return max(0, units - limit * principals), at_most, touched
 
 
 class LimitChange(NamedTuple):
-    """Another limit of a rule, for those for whom one was in force."""
+    """Another limit of a rule, for principals with the limit `in_force`."""
 
     rule: str
     quota: Quota
@@ -124,13 +124,13 @@ class LimitChange(NamedTuple):
 
     @property
     def window_us(self) -> int:
-        """The length of the windows that are looked at; see `measured_window`."""
+        """The length of the windows in which use is counted; see `measured_window`."""
         return measured_window(self.quota)
 
     async def answer(self, connection: AsyncConnection, since: int, until: int) -> dict[str, Any]:
-        """Say what the limit would have refused between two moments."""
+        """Estimate what the limit would have refused between two moments."""
         found = await use_of(connection, self.rule, self.window_us, since, until)
-        limit = self.quota.limit * self.window_us // self.quota.window_us  # of windows shorter than a second, several
+        limit = self.quota.limit * self.window_us // self.quota.window_us  # the window is at least a second
         estimate = estimated(found.get(self.in_force, ()), limit, self.window_us)
         others = {in_force: estimated(use, limit, self.window_us).units for in_force, use in found.items()}
         return {
@@ -152,18 +152,18 @@ class LimitChange(NamedTuple):
 
     @property
     def _is_exact(self) -> bool:
-        """Whether use is counted in the very windows of the quota, and not in others that come near."""
+        """Whether use is counted in exactly the windows of the quota."""
         quota = self.quota
         is_fixed = quota.algorithm is Algorithm.FIXED_WINDOW and quota.calendar is None
         return is_fixed and self.window_us == quota.window_us
 
     def _assumption(self) -> str:
-        assumed = "clients ask as they did, also where they would have been refused"
+        assumed = "clients send the same requests, even after refusals"
         if self._is_exact:
             return assumed
         quota, length = self.quota, length_text(self.window_us)
         assumed += f"; use was counted in fixed windows of {length}, and {quota} is {_kind(quota)}: an estimate"
-        return f"{assumed}, without regard to its burst" if quota.burst else assumed
+        return f"{assumed} that ignores its burst" if quota.burst else assumed
 
 
 def _kind(quota: Quota) -> str:
@@ -174,12 +174,12 @@ def _kind(quota: Quota) -> str:
 
 
 def not_counted(quotas: Iterable[Quota]) -> list[str]:
-    """Return those quotas of whose use nothing is known: their windows are too long, or they have none."""
+    """Return the quotas whose use is not counted: their windows are too long, or they have none."""
     return [str(quota) for quota in quotas if not measured_window(quota)]
 
 
 def changes_between(before: Ruleset, after: Ruleset) -> dict[tuple[str, str], list[LimitChange]]:
-    """Return the limits that differ between two sets of rules, by tier, empty for the rule's own, and rule."""
+    """Return the limits that differ between two sets of rules, by tier, empty for none, and rule."""
     found: dict[tuple[str, str], list[LimitChange]] = {}
     old, new = _quotas(before), _quotas(after)
     for key in sorted(old.keys() & new.keys()):
@@ -192,7 +192,6 @@ def changes_between(before: Ruleset, after: Ruleset) -> dict[tuple[str, str], li
 
 
 def _quotas(ruleset: Ruleset) -> dict[tuple[str, str], tuple[Quota, ...]]:
-    """Return what is in force, by tier and rule."""
     rules = {rule.id: rule for rule in ruleset.rules}
     found = {("", rule.id): rule.quotas for rule in ruleset.rules}
     for tier, changes in ruleset.tiers.items():
@@ -201,16 +200,14 @@ def _quotas(ruleset: Ruleset) -> dict[tuple[str, str], tuple[Quota, ...]]:
 
 
 def limit_change(rule: Rule, limit: int, window_us: int | None = None, in_force: int | None = None) -> LimitChange:
-    """Return another limit of a rule, for one of its windows if it has several. Raises UsageError, InvalidQuota."""
+    """Return the change to another limit of a rule, for one of its windows. Raises UsageError, InvalidQuota."""
     quotas = {quota.window_us: quota for quota in reversed(rule.quotas) if measured_window(quota)}
     lengths = ", ".join(f"{window // 1_000_000 or window / 1_000_000:g} s" for window in sorted(quotas))
     if not quotas:
         longest = length_text(LONGEST_WINDOW_US)
-        raise UsageError(
-            f"of rule {rule.id} it is not known who asks for how much: no window of it is within {longest}"
-        )
+        raise UsageError(f"the use of rule {rule.id} is not counted: it has no window of at most {longest}")
     if window_us is None and len(quotas) > 1:
-        raise UsageError(f"rule {rule.id} has several windows: say which of {lengths} is meant")
+        raise UsageError(f"rule {rule.id} has several windows: choose one of {lengths}")
     quota = quotas.get(window_us) if window_us is not None else next(iter(quotas.values()))
     if quota is None:
         raise UsageError(f"rule {rule.id} has no such window: it has {lengths}")
@@ -219,7 +216,7 @@ def limit_change(rule: Rule, limit: int, window_us: int | None = None, in_force:
 
 
 async def add(connection: AsyncConnection, uses: Iterable[WindowUse], now: int) -> None:
-    """Add what principals asked for to what others have seen, except where that comes too late."""
+    """Add the use of principals, except of windows that ended too long ago."""
     windows: dict[tuple[str, int, int, int], int] = {}
     sums: dict[tuple[str, int, int, int, int], int] = {}
     for use in uses:
@@ -230,26 +227,17 @@ async def add(connection: AsyncConnection, uses: Iterable[WindowUse], now: int) 
         for principal, units in use.principals.items():
             sums[*key, principal] = sums.get((*key, principal), 0) + units
     headers = [dict(zip(_SERIES, key, strict=True), level=level) for key, level in sorted(windows.items())]
-    rows = [  # in one order, so that two who write never wait for each other
+    rows = [  # sorted, so that two writers cannot deadlock
         dict(zip((*_SERIES, "principal"), key, strict=True), units=units) for key, units in sorted(sums.items())
     ]
-    level = use_windows.c.level
     for some in slices(headers):
-        put = upsert(connection, use_windows)
-        higher = case((level < put.excluded.level, put.excluded.level), else_=level)
-        await connection.execute(put.on_conflict_do_update(index_elements=_SERIES, set_={"level": higher}), some)
+        await connection.execute(upsert(connection, use_windows, largest=["level"]), some)
     for some in slices(rows):
-        put = upsert(connection, use_principals)
-        units_ = use_principals.c.units + put.excluded.units
-        keys = (*_SERIES, "principal")
-        await connection.execute(put.on_conflict_do_update(index_elements=keys, set_={"units": units_}), some)
+        await connection.execute(upsert(connection, use_principals, add=["units"]), some)
 
 
 async def fold(connection: AsyncConnection, now: int) -> None:
-    """Let windows that are over become a part of histograms, old histograms coarser, and the oldest go.
-
-    To be done in one transaction, while nobody else does.
-    """
+    """Fold ended windows into histograms, and old histograms into days, and delete the oldest, in a transaction."""
     principals, windows, histograms = use_principals.c, use_windows.c, use_histograms.c
     over = principals.at + principals.window_us + 2 * LATE_US <= now
     await _add_to_histograms(connection, _bucketed(principals.at - principals.at % constant(HOUR_US), over))
@@ -268,10 +256,9 @@ async def fold(connection: AsyncConnection, now: int) -> None:
 async def use_of(
     connection: AsyncConnection, rule: str, window_us: int, since: int, until: int
 ) -> dict[int, list[UseBucket]]:
-    """Return what was asked of a rule between two moments, by the limit that was in force.
+    """Return the use of a rule between two moments, by the limit that was in force.
 
-    Windows count that have begun before the end, and were not over at the beginning; where they are folded, all of an
-    hour or a day.
+    It includes all windows that overlap that time, and whole hours or days of folded windows.
     """
     of_rule = use_histograms.c.rule_id == rule, use_histograms.c.window_us == window_us
     while_ = use_histograms.c.at > since - max(window_us, HOUR_US), use_histograms.c.at < until
@@ -289,7 +276,7 @@ async def use_of(
 
 
 def _bucketed(at: Any, *conditions: Any) -> Any:
-    """Return the query for histograms of what principals asked for, those that are in the sample of every worker."""
+    """Return the query for histograms of the principals that are in the samples of all workers."""
     principals, windows = use_principals.c, use_windows.c
     same = and_(*(principals[name] == windows[name] for name in _SERIES))
     in_sample = principals.principal <= constant(_POSITIONS).op(">>", return_type=BigInteger())(windows.level)
@@ -303,11 +290,11 @@ def _bucketed(at: Any, *conditions: Any) -> Any:
 
 
 _WIDTHS = [(1 << bits, 1 << (bits - _EXACT_BITS)) for bits in range(_EXACT_BITS, 63)]
-"""Below which number buckets are how wide."""
+"""Pairs (n, width of the buckets below n)."""
 
 
 def _summed(rows: Any) -> Any:
-    """Return the query that adds up rows of histograms that are about the same."""
+    """Return the query that sums rows of histograms with equal keys."""
     each = rows.subquery().c
     keys = [each[name] for name in (*_SERIES, "level", "low")]
     summed = select(*keys, sum_of(each.principals).label("principals"), sum_of(each.units).label("units"))
@@ -315,8 +302,4 @@ def _summed(rows: Any) -> Any:
 
 
 async def _add_to_histograms(connection: AsyncConnection, rows: Any) -> None:
-    columns = use_histograms.c
-    keys = [*_SERIES, "level", "low"]
-    put = upsert(connection, use_histograms).from_select([*keys, "principals", "units"], rows)
-    more = {name: columns[name] + put.excluded[name] for name in ("principals", "units")}
-    await connection.execute(put.on_conflict_do_update(index_elements=keys, set_=more))
+    await connection.execute(upsert(connection, use_histograms, add=("principals", "units"), rows=rows))

@@ -107,7 +107,7 @@ def test_a_key_is_rotated_with_an_overlap(nodes: list[Service]) -> None:
     old = admin(one, "POST", "/consumers", {"name": "rotated"})[1]["key"]
     comes_to(nodes, old, proves_it=True)
     status, problem = admin(one, "POST", "/consumers", {"name": "rotated"})
-    assert (status, problem["detail"]) == (400, "consumer 'rotated' has a key: rotate it, or revoke it first")
+    assert (status, problem["detail"]) == (400, "consumer 'rotated' already has a key: rotate it, or revoke it first")
     new = cli(other, "rotate", "rotated", "--overlap", "3600").splitlines()[-1]
     comes_to(nodes, new, proves_it=True)
     assert proves(one, old)

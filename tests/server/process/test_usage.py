@@ -106,7 +106,7 @@ def test_nothing_that_was_decided_is_missing(
         units = found["units"]
         refused = f"3 instead of 10 would have refused {units - 3} of {units} units"
         assert told[0] == f"{refused}, in 1 of 1 windows of single principals"
-        assert told[1:] == ["assumption: clients ask as they did, also where they would have been refused"]
+        assert told[1:] == ["assumption: clients send the same requests, even after refusals"]
         assert main(["rules", "what-if", "orders", "--limit", "3", "--window", "often"]) == 2
         assert "--window must be a duration" in capsys.readouterr().err
         assert one.check("bob")["allowed"]

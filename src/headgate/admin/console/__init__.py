@@ -1,19 +1,19 @@
-"""The console: pages for people, over the service that the REST API stands on, and nothing else.
+"""The console: web pages over the same service as the REST API.
 
 ::
 
-    rendering    templates and what they know: who looks, numbers with units, times, charts
-    forms        what a form has sent, with the token that shows that it was ours
-    pages/       a module for each part of the navigation; a page is a function that asks the service and renders
-    templates/   HTML; layout.html is around all of them, parts.html has what they share
+    rendering    templates, with their common variables, and filters for numbers, times and charts
+    forms        submitted forms, and their token against forms of other sites
+    pages/       a module for each part of the navigation; a page is a function that calls the service and renders
+    templates/   HTML; layout.html is the frame of all pages, parts.html has shared macros
     static/      one style sheet, one script, one icon
 
-Pages work without the script. With it, those that say ``data-live`` refresh parts of themselves, and forms that say
-``data-preview`` show what they would do while somebody types.
+Pages work without the script. With it, elements with ``data-live`` are refreshed, and forms with ``data-preview`` show
+their effects while they are being edited.
 """
 
 from __future__ import annotations
 
-from headgate.admin.console.routes import handlers, shown
+from headgate.admin.console.routes import error_page, handlers
 
-__all__ = ["handlers", "shown"]
+__all__ = ["error_page", "handlers"]

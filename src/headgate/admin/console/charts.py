@@ -1,4 +1,4 @@
-"""Charts of what was decided over time: numbers in, geometry out; `charts.html` draws it."""
+"""Charts of decisions over time: from numbers to geometry, which `charts.html` draws."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from headgate.observe.recorder import ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DE
 WIDTH, HEIGHT = 600, 150
 """The units of a plot, which is stretched to the width of the page."""
 _LABELS = (5, 6, 8)
-"""How many moments may stand at the foot of a chart."""
+"""The numbers of labels that the time axis may have."""
 _MINUTE, _DAY = timedelta(minutes=1), timedelta(days=1)
 _STEPS = (1, 2, 2.5, 5, 10)
 
 
 class Series(NamedTuple):
-    """A row of numbers in a chart."""
+    """A series of a chart."""
 
     name: str
     kind: str
@@ -29,7 +29,7 @@ class Series(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The part of a bar that one series has."""
+    """The part of a bar for one series."""
 
     kind: str
     y: float
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """What stands above one moment."""
+    """The bar of one moment."""
 
     at: datetime
     x: float
@@ -56,9 +56,9 @@ class Chart(NamedTuple):
     series: Sequence[Series]
     bars: list[Bar]
     marks: list[str]
-    """Numbers along its side, the largest first."""
+    """Labels of the vertical axis, the largest first."""
     times: list[str]
-    """Moments along its foot."""
+    """Labels of the time axis."""
 
     @property
     def is_empty(self) -> bool:
@@ -66,7 +66,7 @@ class Chart(NamedTuple):
 
 
 def stacked(times: Sequence[int], series: Sequence[Series]) -> Chart:
-    """Return a chart of values at moments, in microseconds since the epoch, which follow each other evenly."""
+    """Return a chart of values at equidistant times, in microseconds since the epoch."""
     sums = [sum(each.values[place] for each in series) for place in range(len(times))]
     top = _above(max(sums, default=0))
     moments = [datetime.fromtimestamp(each / 1_000_000, UTC) for each in times]
@@ -85,7 +85,7 @@ def stacked(times: Sequence[int], series: Sequence[Series]) -> Chart:
 
 
 def _marked(moments: Sequence[datetime]) -> list[str]:
-    """Return moments at equal distances, whole minutes or days, from the first to the end of the last step."""
+    """Return labels at equal distances, whole minutes or days, from the first moment to the end of the last step."""
     if len(moments) < min(_LABELS):
         return []
     span = (moments[-1] - moments[0]) * len(moments) / (len(moments) - 1)
@@ -95,7 +95,7 @@ def _marked(moments: Sequence[datetime]) -> list[str]:
 
 
 def of_series(points: Iterable[Mapping[str, Any]], times: Sequence[int]) -> Chart:
-    """Return the chart of what a rule decided, from its points in `Reports.series`, in steps that begin at moments."""
+    """Return the chart of a rule's decisions, from its points in `Reports.series`, in steps that begin at `times`."""
     values = {outcome: _by_step(points, [outcome], times) for outcome in OUTCOMES}
     allowed = [sum(both) for both in zip(values[ALLOWED], values[SHADOW_ALLOWED], strict=True)]
     series = [Series("Allowed", "accent", allowed), Series("Refused", "bad", values[DENIED])]
@@ -105,7 +105,6 @@ def of_series(points: Iterable[Mapping[str, Any]], times: Sequence[int]) -> Char
 
 
 def sums(points: Iterable[Mapping[str, Any]], times: Sequence[int]) -> list[int]:
-    """Return how often a rule decided in steps that begin at moments."""
     return _by_step(points, (ALLOWED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED), times)
 
 
@@ -118,7 +117,7 @@ def _by_step(points: Iterable[Mapping[str, Any]], outcomes: Iterable[str], times
 
 
 def _above(value: float) -> float:
-    """Return a round number that is not below a value."""
+    """Round a value up to a round number."""
     if value <= 0:
         return 1
     size = 10.0 ** floor(log10(value))

@@ -1,8 +1,7 @@
-"""Rules that somebody edits, as fields of a form and as YAML, which always say the same.
+"""Rules in the editor, as fields of a form and as YAML, which are kept equal.
 
-A form sends both sides and `base`, the rule that both said when they were shown. What differs from that in the YAML was
-typed there; what differs in a field was typed there, and is put into the YAML. So nothing that only YAML can say gets
-lost, whichever side is used, and with a script that shows the other side at once as well as without one.
+A form sends both, and `base`, the rule that they showed at first. Fields that differ from `base` were edited, and are
+put into the YAML. So parts of a rule that only YAML can express are never lost, with or without the script.
 """
 
 from __future__ import annotations
@@ -27,21 +26,19 @@ from headgate.policy.model import TOGETHER
 _LONGEST, _MOST_VALUES = 100_000, 10_000
 _OTHER_QUOTAS = ("limits", "quota", "refill_rate")
 RARE = ("tier", "key_pattern", "when", "replaces", "calendar", "on_store_failure", "refusal_status", "refusal_message")
-"""Fields that are shown on request."""
+"""Fields that the form hides at first."""
 _ORDER = {name: place for place, name in enumerate(RULE.record.fields)}
 
 
 class FormField(NamedTuple):
-    """A field of the form."""
-
     name: str
     label: str
     kind: str = "text"
-    """How its text is read: text, number (if it is one), names, dimension, pairs or flag."""
+    """How its text is parsed: text, number (if it is one), names, dimension, pairs or flag."""
     help: str = ""
     choices: Sequence[tuple[str, str]] = ()
     default: str = ""
-    """What an empty field means."""
+    """The meaning of an empty field."""
 
 
 _ALGORITHMS = [(str(each), str(each).replace("_", " ")) for each in Algorithm]
@@ -80,32 +77,32 @@ FIELDS: Mapping[str, FormField] = {
 
 
 class Draft(NamedTuple):
-    """A rule that somebody edits."""
+    """A rule in the editor."""
 
     body: dict[str, Any]
-    """What both sides say, right or wrong; what they said last, if the YAML is no mapping."""
+    """The rule in both forms, valid or not; the last one if the YAML is no mapping."""
     text: str
-    """The side in YAML."""
+    """The YAML."""
     fields: dict[str, str]
-    """The side in fields."""
+    """The fields of the form."""
     problems: tuple[Finding, ...] = ()
 
     @property
     def wrong(self) -> dict[str, str]:
-        """What is wrong with fields, by their names."""
+        """The problems of fields, by name."""
         found: dict[str, str] = {}
         for each in self.problems:
             name = re.split(r"[.\[]", each.path)[0]
-            found.setdefault(name, said(each))
+            found.setdefault(name, message_of(each))
         return found
 
     @property
     def has_quota_fields(self) -> bool:
-        """Whether its limit is one that the form can say."""
+        """Whether its limit can be edited in the form."""
         return self.body.keys().isdisjoint(_OTHER_QUOTAS)
 
     def with_problems(self, problems: Sequence[Finding]) -> Draft:
-        """Return the draft with what else is wrong with it, each with its place in the YAML as far as it is known."""
+        """Add problems, each with its place in the YAML if known."""
         document = Document(self.text, "YAML", "a rule")
         located = []
         for each in problems:
@@ -115,21 +112,20 @@ class Draft(NamedTuple):
         return self._replace(problems=(*self.problems, *located))
 
 
-def said(finding: Finding) -> str:
-    """Return what is wrong, without where."""
+def message_of(finding: Finding) -> str:
+    """Return the message of a problem, without its place."""
     return str(replace(finding, path="", file="", line=0, column=0))
 
 
 def draft_of(body: dict[str, Any]) -> Draft:
-    """Return the draft of a rule as it is, or as it may begin."""
     return Draft(body, data_to_yaml(body), fields_of(body))
 
 
 def read(form: Form, rule_id: str) -> Draft:
-    """Return the draft that a form has; `rule_id` is empty for a new rule. Raises UsageError."""
+    """Return the draft in a form; `rule_id` is empty for a new rule. Raises UsageError."""
     base, text = decoded(form.get("base", "").encode()), form.get("yaml", "")
     if not isinstance(base, dict):
-        raise UsageError("the form does not say what was edited: load the page again")
+        raise UsageError("the form lacks the original rule: reload the page")
     known = fields_of(base)
     typed = {name: form[f"f.{name}"] for name in FIELDS if f"f.{name}" in form}
     edits = {name: value for name, value in typed.items() if value != known[name]}
@@ -149,7 +145,7 @@ def read(form: Form, rule_id: str) -> Draft:
 
 
 def merged(old: Any, ours: Draft, theirs: Any, rule_id: str) -> Draft:
-    """Return a draft on top of what somebody else made of the same rule: what both have changed is as in the draft."""
+    """Merge a draft with a concurrent change of the rule; where both differ from `old`, the draft wins."""
     if any(each.kind is ProblemKind.SYNTAX for each in ours.problems):
         return ours
     body = dict(theirs)
@@ -165,17 +161,16 @@ def merged(old: Any, ours: Draft, theirs: Any, rule_id: str) -> Draft:
 
 
 def id_of(body: Mapping[str, Any]) -> str:
-    """Return the id that a rule says, right or wrong; empty if it says none."""
+    """Return the id in a body, valid or not; empty if there is none."""
     return str(body.get("id", body.get("rule_id", "")))
 
 
 def base_of(draft: Draft) -> str:
-    """Return what the form sends as `base`."""
     return json.dumps(draft.body, ensure_ascii=False)
 
 
 def fields_of(body: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the form shows of a rule, right or wrong."""
+    """Return the fields of a body, valid or not."""
     return {name: _shown(each.kind, body.get(name)) for name, each in FIELDS.items()}
 
 
@@ -192,14 +187,13 @@ def _shown(kind: str, value: Any) -> str:
 
 
 def _with_fields(body: Mapping[str, Any], edits: Mapping[str, str]) -> dict[str, Any]:
-    """Return a rule with what was typed into fields; empty ones are left out."""
+    """Apply edited fields to a rule; empty ones are removed."""
     edited = {name: value for name, value in body.items() if name not in edits}
     edited |= {name: _meant(FIELDS[name].kind, text) for name, text in edits.items() if text}
     return _in_order(edited)
 
 
 def _in_order(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rule with its fields in the order in which rules are written."""
     return dict(sorted(body.items(), key=lambda each: _ORDER.get(each[0], len(_ORDER))))
 
 
@@ -219,7 +213,7 @@ def _meant(kind: str, text: str) -> Any:
 
 
 def _document(text: str) -> Document:
-    """Return the YAML of a rule, which is small also where its aliases are written out. Raises InvalidRules."""
+    """Parse the YAML of a rule, which must be small even with its aliases expanded. Raises InvalidRules."""
     if len(text) <= _LONGEST:
         document = Document(text, "YAML", "a rule")
         left, count = [document.data], 1
@@ -238,5 +232,5 @@ def _problems(document: Document, rule_id: str) -> tuple[Finding, ...]:
     findings = Findings(document)
     RULE.read(document.data, (), findings)
     if rule_id and isinstance(document.data, dict) and id_of(document.data) not in {"", rule_id}:
-        findings.add(("id",), "the id of a rule stays as it is", rule_id, "Make a new rule for another id.")
+        findings.add(("id",), "the id of a rule cannot change", rule_id, "Create a new rule for another id.")
     return tuple(findings.problems())

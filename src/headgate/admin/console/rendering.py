@@ -1,4 +1,4 @@
-"""From templates to pages: what every template knows, and how it writes numbers, times and charts."""
+"""Rendering of templates, with their common variables, and filters for numbers, times and differences."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import jinja2
-from litestar import Request, Response
+from litestar import Response
 from markupsafe import Markup
 
 from headgate.admin.keys import KeyRole
+from headgate.admin.routes.asking import WebRequest
 from headgate.admin.tables import epoch_us
 from headgate.policy.dumping import data_to_yaml
 
@@ -24,9 +25,9 @@ _POLICY = (
 )
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _LONG, _MOST_PARTS, _MOST_LINES = 400, 200, 500
-"""Values from which on a difference is shown in part; and how much of it: parts of each body, and lines."""
+"""Values from which on a difference is abridged; and its bounds: parts of each body, and lines."""
 NOTHING = "\u2013"
-"""Stands where there is no number."""
+"""Shown instead of a missing number."""
 _SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
@@ -53,11 +54,10 @@ NAVIGATION: Sequence[tuple[str, Sequence[Entry]]] = (
         ),
     ),
 )
-"""What is where, by headings."""
 
 
-def page(request: Request[Any, Any, Any], template: str, *, status: int = 200, **known: Any) -> Response[str]:
-    """Return a page; `known` is what its template needs besides what all of them know."""
+def page(request: WebRequest, template: str, *, status: int = 200, **known: Any) -> Response[str]:
+    """Render a page; `known` are the variables of its template."""
     state = request.scope["state"]
     key, session = state.get("key"), state.get("session")
     role = key.role if key else KeyRole.CHECK
@@ -75,7 +75,7 @@ def page(request: Request[Any, Any, Any], template: str, *, status: int = 200, *
     )
     headers = {
         "Content-Security-Policy": _POLICY,
-        "Referrer-Policy": "same-origin",  # with no-referrer, browsers do not say where a form was sent from
+        "Referrer-Policy": "same-origin",  # with no-referrer, browsers do not send the origin of a form
     }
     return Response(text, status_code=status, media_type="text/html", headers=headers)
 
@@ -94,7 +94,7 @@ def short(value: float, unit: str = "") -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Write a share; a share that is not quite none or all is not written as that."""
+    """Write a share as a percentage, which is 0 and 100 only if it is exact."""
     if not whole:
         return NOTHING
     share = 100 * part / whole
@@ -114,7 +114,7 @@ def span(seconds: float) -> str:
 
 
 def when(moment: str | int | None) -> Markup:
-    """Write a moment as the time since, or until, with the moment itself when it is pointed at."""
+    """Write a moment as the time since or until it, with the moment itself as the tooltip."""
     if moment is None:
         return Markup("{}").format(NOTHING)
     at = datetime.fromtimestamp(moment / 1e6, UTC) if isinstance(moment, int) else datetime.fromisoformat(moment)
@@ -125,15 +125,15 @@ def when(moment: str | int | None) -> Markup:
 
 
 def link(path: str, /, **query: Any) -> str:
-    """Return the address of a page; what is None or empty is left out of its query."""
+    """Return the address of a page, without parameters that are None or empty."""
     given = {name: value for name, value in query.items() if value not in {None, ""}}
     return f"{path}?{urlencode(given)}" if given else path
 
 
 def difference(before: Any, after: Any) -> list[tuple[str, str]]:
-    """Return two bodies as lines of YAML, each with whether it was added, removed or stays; None has no lines.
+    """Return the difference of two bodies as pairs (added, removed or empty, line of YAML); None has no lines.
 
-    Of long bodies, most of what stays is left out, and so are changes beyond the first.
+    Of long bodies, unchanged parts and most changes are omitted.
     """
     whole = _count(before) + _count(after)
     if whole > _LONG:
@@ -154,13 +154,11 @@ def _lines(body: Any) -> list[str]:
 
 
 def _count(body: Any) -> int:
-    """Return how many values a body has."""
     inner = body.values() if isinstance(body, dict) else body if isinstance(body, list) else ()
     return 1 + sum(map(_count, inner))
 
 
 def _differing(before: Any, after: Any) -> tuple[Any, Any]:
-    """Return the first parts of two bodies that differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         names = [name for name in {**before, **after} if before.get(name) != after.get(name)][:_MOST_PARTS]
         pairs = {name: _differing(before.get(name), after.get(name)) for name in names}
@@ -177,7 +175,6 @@ def _differing(before: Any, after: Any) -> tuple[Any, Any]:
 
 
 def _alike(before: list[Any], after: list[Any]) -> int:
-    """Return how many parts are equal at the beginning of two lists."""
     pairs = enumerate(zip(before, after, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(before), len(after)))
 
@@ -189,7 +186,7 @@ def _first_parts(body: Any) -> Any:
 
 
 def written(value: float) -> str:
-    """Write a number that may be a count, which is written in full, or a rate."""
+    """Write a count in full, or a rate in few characters."""
     return number(value) if value == int(value) else short(value)
 
 
@@ -200,13 +197,8 @@ def line(values: Sequence[float], width: float, height: float, most: float = 0) 
     return " ".join(f"{index * step:.1f},{height - height * value / most:.1f}" for index, value in enumerate(values))
 
 
-_PARENTS = {
-    "/rule": "/rules",
-    "/revision": "/revisions",
-    "/undo": "/revisions",
-    "/consumer": "/consumers",
-}
-"""Pages that are below one in the navigation."""
+_PARENTS = {"/rule": "/rules", "/revision": "/revisions", "/undo": "/revisions", "/consumer": "/consumers"}
+"""Pages below an entry of the navigation."""
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("headgate.admin.console"),
     autoescape=True,

@@ -1,4 +1,4 @@
-"""Rules in the words of people."""
+"""Rules described in words."""
 
 from __future__ import annotations
 
@@ -55,14 +55,13 @@ def counting(quotas: Iterable[Quota]) -> str:
 
 
 def counted_by(rule: Rule) -> str:
-    """Return whom a rule counts apart: each user, each user and path, all together."""
+    """Return the dimensions of a rule in words: each user, each user and path, all callers together."""
     if rule.dimensions == ("global",):
         return "all callers together"
     return "each " + " and ".join(_EACH.get(name, name) for name in rule.dimensions)
 
 
 def on_failure(rule: Rule) -> str:
-    """Return what a rule does while the store is unavailable."""
     return (
         "does what the service does by default" if rule.on_store_failure is None else _FAILURES[rule.on_store_failure]
     )

@@ -1,4 +1,4 @@
-"""What routes have in common: parameters of paths and queries, who asks and why, and versions in headers."""
+"""Common parts of routes: parameters, roles, the author and reason of a change, versions in headers, JSON bodies."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from headgate.admin.service import AdminService
 from headgate.core.errors import UsageError
 
 MOST = 1000
-"""Items of a page."""
+"""Maximum number of items of a page."""
 MERGE_PATCH = "application/merge-patch+json"
 LONGEST_JSON = 1_048_576
-"""Bytes of a body that is not a rules file."""
+"""Maximum size of a body other than a rules file, in bytes."""
 _LONGEST_REASON = 1000
 _VERSION = re.compile(r'(?:W/)?"?(0|[1-9][0-9]{0,9})"?')
 Json = dict[str, Any]
+WebRequest = Request[Any, Any, Any]
 VIEWER, EDITOR, ADMIN = ({"role": role} for role in (KeyRole.VIEWER, KeyRole.EDITOR, KeyRole.ADMIN))
-"""Options of routes: which role they need; see `role_guard`."""
+"""Options of routes: the role that they need; see `role_guard`."""
 Admin = NamedDependency[AdminService]
 Offset = Annotated[int, QueryParameter(ge=0, le=10_000_000, description="Items to leave out.")]
 Limit = Annotated[int, QueryParameter(ge=1, le=MOST, description="Items of a page, at most.")]
@@ -48,77 +49,86 @@ Name = Annotated[str, PathParameter(min_length=1, max_length=64)]
 
 
 def one_of(names: Sequence[str]) -> QueryParameter:
-    """Declare a parameter of a query that is one of some words."""
+    """Declare a query parameter with one of some values."""
     return QueryParameter(enum=names, pattern=f"^({'|'.join(names)})$")
 
 
 async def role_guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Refuse keys whose role is not enough for a route."""
-    if connection.scope.get("method") == "OPTIONS":  # which methods a path has, anybody with a key may know
+    """Raise 403 for keys whose role does not include that of the route."""
+    if connection.scope.get("method") == "OPTIONS":  # every key may list the methods of a path
         return
-    needed = handler.opt["role"]  # a route that forgets to say which opens to nobody
+    needed = handler.opt["role"]  # a route without it fails
     key: ApiKey = connection.scope["state"]["key"]
     if not key.role.includes(needed):
-        raise PermissionDeniedException(f"this key is a {key.role}'s; that needs a key of the role {needed}")
+        raise PermissionDeniedException(f"this key has the role {key.role}; the request needs the role {needed}")
 
 
-def actor_of(request: Request[Any, Any, Any]) -> Actor:
-    """Return who asks; the header X-Reason says why. Raises UsageError."""
-    known, reason = request.scope["state"], request.headers.get("x-reason", "")
-    with contextlib.suppress(UnicodeError):  # most clients send UTF-8, which no header promises
+def actor_of(request: WebRequest) -> Actor:
+    """Return the author of a request, with the reason in X-Reason. Raises UsageError."""
+    reason = request.headers.get("x-reason", "")
+    with contextlib.suppress(UnicodeError):  # most clients send UTF-8
         reason = reason.encode("latin-1").decode()
+    return actor_with(request, reason)
+
+
+def actor_with(request: WebRequest, reason: str) -> Actor:
+    """Return the author of a request, with a reason. Raises UsageError."""
     if len(reason) > _LONGEST_REASON:
-        raise UsageError(f"X-Reason has at most {_LONGEST_REASON} characters")
-    return Actor(actor_name(known["key"]), known["request_id"], visible(reason))
+        raise UsageError(f"a reason has at most {_LONGEST_REASON} characters")
+    state = request.scope["state"]
+    return Actor(actor_name(state["key"]), state["request_id"], visible(reason))
 
 
-def expected_version(request: Request[Any, Any, Any]) -> int | None:
-    """Return the version that a change replaces by its headers; see `Operation.expected`. Raises UsageError.
+def expected_version(request: WebRequest) -> int | None:
+    """Return the version that a change replaces, by its headers; see `Operation.expected`. Raises UsageError.
 
-    ``If-Match`` names it, or with ``*`` says that there is one; ``If-None-Match: *`` says that there is none.
+    It is in ``If-Match``, where ``*`` is any version; ``If-None-Match: *`` requires that the object does not exist.
     """
     if_match, if_none_match = request.headers.get("if-match"), request.headers.get("if-none-match")
     if if_none_match is not None:
         if if_none_match.strip() != "*" or if_match is not None:
-            raise UsageError("If-None-Match is *, for something new, and then there is no If-Match")
+            raise UsageError("If-None-Match must be *, to create an object, and excludes If-Match")
         return 0
     if if_match is None:
         return None
-    if_match = if_match.strip()  # an empty one is refused: whoever sends it has lost the version, and does not know
+    if_match = if_match.strip()  # an empty one is refused: its client has lost the version
     if if_match == "*":
         return ANY_VERSION
     found = _VERSION.fullmatch(if_match)
     if found is None:
-        raise UsageError(f'If-Match names a version, as the ETag of an answer does: "3", not {if_match!r:.40}')
+        raise UsageError(f'If-Match must be a version, like the ETag of a response: "3", not {if_match!r:.40}')
     return int(found[1])
 
 
-async def merge_patch_of(request: Request[Any, Any, Any]) -> Json:
-    """Return the JSON merge patch (RFC 7396) in a body. Raises UsageError, and 415 for a patch of another kind."""
+async def merge_patch_of(request: WebRequest) -> Json:
+    """Return the JSON merge patch (RFC 7396) in a body. Raises UsageError, and 415 for other media types."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in {MERGE_PATCH, "application/json"}:
-        raise ClientException(f"a patch is a JSON merge patch: {MERGE_PATCH}", status_code=415)
+        raise ClientException(f"the media type of a patch must be {MERGE_PATCH}", status_code=415)
     patch = decoded(await request.body())
     if not isinstance(patch, dict):
-        raise UsageError("a patch is an object, with the members that change; null deletes one")
+        raise UsageError("a patch must be an object with the members to change; null deletes a member")
     return patch
 
 
 def etag(version: int) -> dict[str, str]:
-    """Return the header that says the version of something."""
     return {"ETag": f'"{version}"'}
 
 
+def given(**filters: Any) -> Json:
+    """Return the filters that a request has."""
+    return {name: value for name, value in filters.items() if value is not None}
+
+
 class JsonRequest(Request[Any, Any, Any]):
-    """A request whose body is JSON that everybody understands alike."""
+    """A request with the strict JSON of `decoded`."""
 
     async def json(self) -> Any:
-        """Return the JSON of the body. Raises UsageError."""
         return decoded(await self.body())
 
 
 def decoded(raw: bytes) -> Any:
-    """Return the JSON of a body, in which each member is there once. Raises UsageError and BodyTooLarge."""
+    """Parse JSON without duplicate members, NaN and invisible characters. Raises UsageError and BodyTooLarge."""
     if len(raw) > LONGEST_JSON:
         raise BodyTooLarge(LONGEST_JSON)
     try:

@@ -1,4 +1,4 @@
-"""Routes of consumers: callers of the API that is protected, and their keys."""
+"""Routes of consumers, the clients of the protected API, and their keys."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ from litestar.params import JSONBody, PathParameter
 from headgate.admin.consumers import NewConsumerKey
 from headgate.admin.routes.asking import EDITOR, VIEWER, Admin, Json, JsonRequest, Limit, Offset, actor_of
 from headgate.admin.routes.operations import RotateBody
-from headgate.admin.service import consumer_data
+from headgate.admin.service import consumer_data, moment_or_none
 from headgate.admin.tables import epoch_us
-from headgate.config.times import moment_text
 
 ConsumerId = Annotated[
-    str, PathParameter(min_length=1, max_length=512, description="The name of a consumer, and of the user that it is.")
+    str, PathParameter(min_length=1, max_length=512, description="The name of a consumer, and of its user.")
 ]
 
 
 class ConsumerBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A consumer to be made."""
+    """A consumer to be created."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=512, examples=["acme"])]
     tier: Annotated[str, msgspec.Meta(max_length=64, description="Empty: that of the user of this name.")] = ""
-    tenant: Annotated[str, msgspec.Meta(max_length=512, description="What its keys prove as the tenant.")] = ""
+    tenant: Annotated[str, msgspec.Meta(max_length=512, description="The tenant that its keys identify.")] = ""
     expires_in: Annotated[int, msgspec.Meta(ge=60, le=315_360_000, description="Seconds.")] | None = None
 
 
 @get("/consumers", opt=VIEWER, summary="List consumers")
 async def list_consumers(admin: Admin, offset: Offset = 0, limit: Limit = 100) -> Json:
-    """List what is known of consumers and their keys; not the keys."""
+    """List consumers and their keys, without the texts of keys."""
     return (await admin.consumer_page(offset, limit))._asdict()
 
 
 @post("/consumers", opt=EDITOR, summary="Create a consumer", status_code=201)
 async def create_consumer(admin: Admin, request: JsonRequest, data: JSONBody[ConsumerBody]) -> Json:
-    """Make a consumer and its key. The answer has the text of the key, which is shown nowhere else."""
+    """Create a consumer and its key. Only this response has the text of the key."""
     expires = None if data.expires_in is None else epoch_us() + data.expires_in * 1_000_000
     return _key(
         await admin.create_consumer(data.name, data.tier, actor_of(request), tenant=data.tenant, expires_at=expires)
@@ -46,7 +45,7 @@ async def create_consumer(admin: Admin, request: JsonRequest, data: JSONBody[Con
 
 @get("/consumers/{consumer_id:str}", opt=VIEWER, summary="Get a consumer")
 async def get_consumer(admin: Admin, consumer_id: ConsumerId) -> Json:
-    """Return what is known of a consumer and its keys; not the keys."""
+    """Return a consumer and its keys, without the texts of keys."""
     return consumer_data(await admin.consumers.get(consumer_id))
 
 
@@ -54,7 +53,7 @@ async def get_consumer(admin: Admin, consumer_id: ConsumerId) -> Json:
 async def rotate_consumer(
     admin: Admin, request: JsonRequest, consumer_id: ConsumerId, data: JSONBody[RotateBody]
 ) -> Json:
-    """Replace the key of a consumer. The answer has the text of the new one, which is shown nowhere else."""
+    """Replace the key of a consumer. Only this response has the text of the new key."""
     return _key(await admin.consumers.rotate(consumer_id, actor_of(request), overlap_us=data.overlap * 1_000_000))
 
 
@@ -66,13 +65,13 @@ async def revoke_consumer(admin: Admin, request: JsonRequest, consumer_id: Consu
 
 @delete("/consumers/{consumer_id:str}", opt=EDITOR, summary="Delete a consumer", status_code=204)
 async def delete_consumer(admin: Admin, request: JsonRequest, consumer_id: ConsumerId) -> None:
-    """End all keys of a consumer at once, and take its tier and overrides away."""
+    """End all keys of a consumer at once, and delete its tier and overrides."""
     await admin.delete_consumer(consumer_id, actor_of(request))
 
 
 def _key(made: NewConsumerKey) -> Json:
     key = made.key
-    expires = None if key.expires_at is None else moment_text(key.expires_at)
+    expires = moment_or_none(key.expires_at)
     return {"id": key.consumer, "tenant": key.tenant, "expires_at": expires, "key_id": key.id, "key": made.text}
 
 

@@ -1,4 +1,4 @@
-"""Routes of keys, of the audit trail, and of the nodes that serve."""
+"""Routes of nodes, keys, revisions and the audit trail."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from headgate.admin.routes.asking import (
     Offset,
     actor_of,
     expected_version,
+    given,
 )
 from headgate.admin.tables import epoch_us
 from headgate.config.times import moment_text
 
 
 class KeyBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A key to be made."""
+    """A key to be created."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=128, examples=["deploy-bot"])]
     role: KeyRole
@@ -37,9 +38,9 @@ class KeyBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RotateBody(msgspec.Struct, forbid_unknown_fields=True):
-    """How a key is replaced."""
+    """The replacement of a key."""
 
-    overlap: Annotated[int, msgspec.Meta(ge=0, le=2_592_000, description="Seconds that the old key stays good.")] = 0
+    overlap: Annotated[int, msgspec.Meta(ge=0, le=2_592_000, description="Seconds until the old key ends.")] = 0
 
 
 @get("/nodes", opt=VIEWER, summary="List nodes and the revision that each runs")
@@ -56,10 +57,10 @@ async def hot_keys(admin: Admin) -> Response[bytes]:
 
 @get("/live", opt=VIEWER, summary="What all nodes decide at present, and what needs attention")
 async def live(admin: Admin) -> Json:
-    """Return requests per second of the fleet, ten minutes of them, the busiest rules and keys, and each node.
+    """Return requests per second of the fleet, their history of ten minutes, the busiest rules and keys, and all nodes.
 
-    Rates are averages of the last five seconds, and new every 2.5. Without a database, or while it is unavailable, they
-    are those of this node alone: `scope` is then `node`, and `reason` says why.
+    Rates are averages of the last five seconds, updated every 2.5. Without a database, or while it is unavailable, they
+    are those of this node only: `scope` is then `node`, and `reason` says why.
     """
     return await admin.reports.live()
 
@@ -69,13 +70,13 @@ async def live(admin: Admin) -> Json:
 
 @get("/keys", opt=ADMIN, summary="List API keys")
 async def list_keys(admin: Admin) -> Json:
-    """List what is known of keys; not the keys."""
+    """List keys, without their texts."""
     return {"items": [_key(key) for key in await admin.keys.all()]}
 
 
 @post("/keys", opt=ADMIN, summary="Create an API key", status_code=201)
 async def create_key(admin: Admin, request: JsonRequest, data: JSONBody[KeyBody]) -> Json:
-    """Make a key. The answer has its text, which is shown nowhere else."""
+    """Create a key. Only this response has its text."""
     expires = None if data.expires_in is None else epoch_us() + data.expires_in * 1_000_000
     made = await admin.keys.create(data.name, data.role, actor_of(request), expires_at=expires)
     return {**_key(made.key), "key": made.text}
@@ -83,7 +84,7 @@ async def create_key(admin: Admin, request: JsonRequest, data: JSONBody[KeyBody]
 
 @post("/keys/{key_id:str}/rotate", opt=ADMIN, summary="Replace an API key", status_code=201)
 async def rotate_key(admin: Admin, request: JsonRequest, key_id: Name, data: JSONBody[RotateBody]) -> Json:
-    """Replace a key by another of its name and role."""
+    """Replace a key by another with its name and role."""
     made = await admin.keys.rotate(key_id, actor_of(request), overlap_us=data.overlap * 1_000_000)
     return {**_key(made.key), "key": made.text}
 
@@ -102,13 +103,13 @@ Number = Annotated[int, PathParameter(ge=1, le=2**53, description="The number of
 
 @get("/revisions", opt=VIEWER, summary="List revisions: what was changed, when, by whom, and why")
 async def list_revisions(admin: Admin, offset: Offset = 0, limit: Limit = 100) -> Json:
-    """List all changes of what is in force, the newest first, as far as the audit trail goes back."""
+    """List all revisions in the audit trail, the newest first."""
     return (await admin.changes.revisions(offset, limit))._asdict()
 
 
 @get("/revisions/{number:str}", opt=VIEWER, summary="Get what a revision changed")
 async def get_revision(admin: Admin, number: Number, offset: Offset = 0, limit: Limit = 100) -> Json:
-    """Return a revision with its changes, a page of them, each with what was before and after."""
+    """Return a revision with a page of its changes, each with the states before and after."""
     return await admin.changes.revision(number, offset, limit)
 
 
@@ -121,10 +122,10 @@ async def undo_revision(
     dry_run: FromQuery[bool] = False,
     limit: Limit = 100,
 ) -> Json:
-    """Take back what a revision did; that makes a new one, which can be undone, too.
+    """Undo a revision by a new one, which can be undone too.
 
-    If later changes stand in the way, they are named (409); `force` takes back what they did to the same objects.
-    `limit` is how many changes the answer has. `If-Match` is the revision that has to be in force.
+    Later changes of the same objects are conflicts (409), unless `force` undoes them as well. `limit` bounds the
+    changes in the response. `If-Match` is the revision that must be in force.
     """
     actor, expected = actor_of(request), expected_version(request)
     return await admin.changes.undo(number, actor, expected, force=force, dry_run=dry_run, limit=limit)
@@ -146,13 +147,11 @@ async def list_audit(
     offset: Offset = 0,
     limit: Limit = 100,
 ) -> Json:
-    """Return the audit trail, the newest first. What it says about keys is for admins."""
+    """Return the audit trail, the newest entries first. Changes of keys are visible to the role admin."""
     without = None if request.scope["state"]["key"].role.includes(KeyRole.ADMIN) else "key"
     if kind == without == "key":
-        raise PermissionDeniedException("what happened to keys is shown to keys of the role admin")
-    given: Json = {"actor": actor, "action": action, "kind": kind, "subject": subject, "since": since, "until": until}
-    given["without"] = without
-    filters = {name: value for name, value in given.items() if value is not None}
+        raise PermissionDeniedException("changes of keys are visible only to keys of the role admin")
+    filters = given(actor=actor, action=action, kind=kind, subject=subject, since=since, until=until, without=without)
     return (await admin.reports.audit(filters, offset, limit))._asdict()
 
 
@@ -161,7 +160,7 @@ async def verify_audit(
     admin: Admin,
     contains: Annotated[str, QueryParameter(max_length=64, description="A digest that must be in the chain.")] = "",
 ) -> Json:
-    """Go through the whole audit trail; says whether it was tampered with."""
+    """Verify the whole audit trail, and report whether it was tampered with."""
     return await admin.reports.verify_audit(contains)
 
 

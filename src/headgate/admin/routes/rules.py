@@ -1,4 +1,4 @@
-"""Routes of rules, of tiers and settings, and of a rules file as a whole."""
+"""Routes of rules, tiers, settings, and whole rules files."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from headgate.admin.routes.asking import (
     decoded,
     etag,
     expected_version,
+    given,
     merge_patch_of,
     one_of,
 )
@@ -37,11 +38,11 @@ from headgate.policy.loading import from_data
 
 Changes = Annotated[int | None, QueryParameter(ge=0, le=10_000_000, description="Changes to list, at most.")]
 Dropped = Annotated[str | None, one_of(("drop",))]
-"""What users and tiers change because of something goes with it."""
+"""Whether the uses of an object are deleted with it."""
 
 
 class RollbackBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Which version is to be in force again."""
+    """The version to be restored."""
 
     version: Annotated[int, msgspec.Meta(ge=1, le=2_147_483_647, examples=[1])]
 
@@ -58,17 +59,16 @@ async def list_rules(
     limit: Limit = 100,
 ) -> Json:
     """List the rules in force."""
-    given = {"dimension": dimension, "tier": tier, "enabled": enabled, "search": search}
-    filters = {name: value for name, value in given.items() if value is not None}
+    filters = given(dimension=dimension, tier=tier, enabled=enabled, search=search)
     return (await admin.page(ObjectKind.RULE, filters, sort, offset, limit))._asdict()
 
 
 @post("/rules", opt=EDITOR | {"body": "rule"}, summary="Create a rule", status_code=201)
 async def create_rule(admin: Admin, request: JsonRequest, data: JSONBody[Json]) -> Response[Json]:
-    """Make a rule; 409 if there is one of its id."""
+    """Create a rule; 409 if there is one with its id."""
     name = data.get("id", data.get("rule_id"))
     if not isinstance(name, str):
-        raise UsageError("a rule has an id: text of 1 to 64 of A-Z a-z 0-9 _ . : / -")
+        raise UsageError("a rule needs an id: text of 1 to 64 of A-Z a-z 0-9 _ . : / -")
     stored, _ = await admin.put(ObjectKind.RULE, name, data, 0, actor_of(request))
     return _rule(stored, 201)
 
@@ -81,28 +81,28 @@ async def get_rule(admin: Admin, rule_id: RuleId) -> Response[Json]:
 
 @put("/rules/{rule_id:str}", opt=EDITOR | {"body": "rule"}, summary="Create or replace a rule")
 async def put_rule(admin: Admin, request: JsonRequest, rule_id: RuleId, data: JSONBody[Json]) -> Response[Json]:
-    """Make a rule, or replace it as a whole."""
+    """Create a rule, or replace it as a whole."""
     named = data.get("id", data.get("rule_id", rule_id))
     if named != rule_id:
-        raise UsageError(f"the rule says that its id is {named!r:.80}, and the path says {rule_id!r}")
+        raise UsageError(f"the id of the rule is {named!r:.80} in the body, and {rule_id!r} in the path")
     stored, is_new = await admin.put(ObjectKind.RULE, rule_id, data, expected_version(request), actor_of(request))
     return _rule(stored, 201 if is_new else 200)
 
 
 @patch("/rules/{rule_id:str}", opt=EDITOR, summary="Change some fields of a rule")
 async def patch_rule(admin: Admin, request: JsonRequest, rule_id: RuleId) -> Response[Json]:
-    """Change the fields that a JSON merge patch (RFC 7396) has; null takes one away."""
-    given = await merge_patch_of(request)
-    stored = await admin.patch(ObjectKind.RULE, rule_id, given, expected_version(request), actor_of(request))
+    """Change the fields in a JSON merge patch (RFC 7396); null deletes one."""
+    changed = await merge_patch_of(request)
+    stored = await admin.patch(ObjectKind.RULE, rule_id, changed, expected_version(request), actor_of(request))
     return _rule(cast("Stored", stored))
 
 
 @delete("/rules/{rule_id:str}", opt=EDITOR, summary="Delete a rule", status_code=204)
 async def delete_rule(admin: Admin, request: JsonRequest, rule_id: RuleId, overrides: Dropped = None) -> None:
-    """Delete a rule. Its versions stay, and it can be rolled back.
+    """Delete a rule. Its versions stay, so that it can be restored.
 
-    One that users, tiers or other rules use is not deleted (409). `overrides=drop` deletes it together with what users
-    and tiers change of it.
+    A rule that users, tiers or other rules use is not deleted (409). `overrides=drop` deletes it together with the
+    overrides of users and tiers.
     """
     drop = overrides is not None
     await admin.delete(ObjectKind.RULE, rule_id, expected_version(request), actor_of(request), drop=drop)
@@ -110,10 +110,10 @@ async def delete_rule(admin: Admin, request: JsonRequest, rule_id: RuleId, overr
 
 @get("/rules/{rule_id:str}/versions", opt=VIEWER, summary="List the versions of a rule")
 async def rule_versions(admin: Admin, rule_id: RuleId) -> Json:
-    """List all that a rule ever was, the newest first; a body of null says that it was deleted."""
+    """List all versions of a rule, the newest first; a deletion has the body null."""
     versions = await admin.rules.versions(ObjectKind.RULE, rule_id)
     if not versions:
-        raise UnknownObject(f"there is no rule {rule_id!r}, and never was")
+        raise UnknownObject(f"there has never been a rule {rule_id!r}")
     return {"items": [{**each._asdict(), "at": moment_text(each.at) if each.at else None} for each in versions]}
 
 
@@ -121,7 +121,7 @@ async def rule_versions(admin: Admin, rule_id: RuleId) -> Json:
 async def roll_back_rule(
     admin: Admin, request: JsonRequest, rule_id: RuleId, data: JSONBody[RollbackBody]
 ) -> Response[Json]:
-    """Let a rule be again what it was in an earlier version; that makes a new version."""
+    """Restore an earlier version of a rule, as a new version."""
     done = await admin.rules.roll_back(
         ObjectKind.RULE, rule_id, data.version, actor_of(request), expected_version(request)
     )
@@ -134,11 +134,11 @@ async def roll_back_rule(
 
 @get("/export", opt=VIEWER, summary="Export all rules as a file", media_type="application/yaml")
 async def export(admin: Admin) -> Response[str]:
-    """Return all that is in force as a rules file, with the revision as ETag."""
+    """Return all objects in force as a rules file, with the revision as ETag."""
     revision, document = await admin.rules.document()
-    if isinstance(admin.rules, Catalog):  # whose times are not the file's to say
+    if isinstance(admin.rules, Catalog):  # without its times
         document["rules"] = [*bodies_of(document, ObjectKind.RULE).values()]
-    text = await asyncio.to_thread(lambda: to_yaml(from_data(document)))  # of 100,000 users, it takes a while
+    text = await asyncio.to_thread(lambda: to_yaml(from_data(document)))  # with 100,000 users, it takes a while
     return Response(text, headers=etag(revision))
 
 
@@ -150,18 +150,18 @@ async def apply_file(
     replace_users: FromQuery[bool] = False,
     changes: Changes = None,
 ) -> Json:
-    """Let all that a rules file has, as YAML or JSON, be in force, in one transaction.
+    """Put a rules file, as YAML or JSON, in force in one transaction.
 
-    Sections that it does not have stay as they are, and overrides with an end stay unless with `replace_users`. The
-    answer counts all changes, and lists the first `changes` of them, deletions before others; by default all.
+    Sections that it does not have stay unchanged. So do overrides with an end, unless with `replace_users`. The
+    response counts all changes, and lists the first `changes` of them, by default all, with deletions first.
 
-    With `dry_run` nothing is changed, and the answer says what would be. `If-Match` is the revision that is replaced.
+    With `dry_run`, nothing is changed, and the response has what would be. `If-Match` is the revision that is replaced.
     """
     raw = await request.body()
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise UsageError("a rules file is UTF-8 text") from None
+        raise UsageError("a rules file must be UTF-8 text") from None
     actor, expected = actor_of(request), expected_version(request)
     return await admin.changes.apply(text, actor, expected, dry_run=dry_run, replace_users=replace_users, most=changes)
 
@@ -170,20 +170,18 @@ async def apply_file(
 
 
 def _objects(kind: ObjectKind, delete_one: HTTPRouteHandler) -> Router:
-    """Return the routes of tiers, or of settings."""
-
     @get("/", opt=VIEWER, summary=f"List {kind}s", operation_id=f"list_{kind}s")
     async def list_all(admin: Admin, offset: Offset = 0, limit: Limit = 100) -> Json:
         return (await admin.page(kind, {}, "id", offset, limit))._asdict()
 
-    @get("/{name:str}", opt=VIEWER, summary=f"Look at a {kind}", operation_id=f"get_{kind}")
+    @get("/{name:str}", opt=VIEWER, summary=f"Get a {kind}", operation_id=f"get_{kind}")
     async def get_one(admin: Admin, name: Name) -> Response[Any]:
         return _object(await admin.get(kind, name))
 
     @put(
         "/{name:str}",
         opt=EDITOR | {"body": str(kind)},
-        summary=f"Make or replace a {kind}",
+        summary=f"Create or replace a {kind}",
         operation_id=f"put_{kind}",
     )
     async def put_one(admin: Admin, request: JsonRequest, name: Name) -> Response[Any]:
@@ -196,9 +194,9 @@ def _objects(kind: ObjectKind, delete_one: HTTPRouteHandler) -> Router:
 
 @patch("/tiers/{name:str}", opt=EDITOR, summary="Change some rules of a tier", tags=["tiers"])
 async def patch_tier(admin: Admin, request: JsonRequest, name: Name) -> Response[Any]:
-    """Change the members that a JSON merge patch (RFC 7396) has; null takes a rule away."""
-    given = await merge_patch_of(request)
-    stored = await admin.patch(ObjectKind.TIER, name, given, expected_version(request), actor_of(request))
+    """Change the members in a JSON merge patch (RFC 7396); null deletes a rule."""
+    changed = await merge_patch_of(request)
+    stored = await admin.patch(ObjectKind.TIER, name, changed, expected_version(request), actor_of(request))
     return _object(cast("Stored", stored))
 
 
@@ -206,7 +204,7 @@ async def patch_tier(admin: Admin, request: JsonRequest, name: Name) -> Response
 async def delete_tier(admin: Admin, request: JsonRequest, name: Name, overrides: Dropped = None) -> None:
     """Delete a tier.
 
-    One that has users is not deleted (409). `overrides=drop` deletes it, and they are of no tier then.
+    A tier with users is not deleted (409). `overrides=drop` deletes it, and leaves them without a tier.
     """
     drop = overrides is not None
     await admin.delete(ObjectKind.TIER, name, expected_version(request), actor_of(request), drop=drop)
@@ -214,7 +212,7 @@ async def delete_tier(admin: Admin, request: JsonRequest, name: Name, overrides:
 
 @delete("/{name:str}", opt=EDITOR, summary="Delete a setting", status_code=204)
 async def delete_setting(admin: Admin, request: JsonRequest, name: Name) -> None:
-    """Delete a setting, so that its default holds."""
+    """Delete a setting, so that its default applies."""
     await admin.delete(ObjectKind.SETTING, name, expected_version(request), actor_of(request))
 
 

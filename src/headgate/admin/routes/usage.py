@@ -1,4 +1,4 @@
-"""Routes of what rules decided: usage, for planning and for pictures, and the last refusals of a caller."""
+"""Routes of usage, of estimates for other limits, and of the last refusals of callers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from litestar.params import QueryParameter
 from headgate.admin.objects import ObjectKind
 from headgate.admin.refusals import STEPS as REFUSAL_STEPS
 from headgate.admin.refusals import WHO
-from headgate.admin.routes.asking import VIEWER, Admin, Json, Limit, Moment, Offset, RuleId, one_of
+from headgate.admin.routes.asking import VIEWER, Admin, Json, Limit, Moment, Offset, RuleId, given, one_of
 from headgate.admin.usage import OUTCOMES, STEPS
 from headgate.observe.principal_use import LONGEST_WINDOW_US
 from headgate.observe.refusals import shown_as
@@ -21,7 +21,7 @@ RuleName = Annotated[str | None, QueryParameter(pattern=r"^[^\x00]{1,200}$", des
 Who = Annotated[str | None, QueryParameter(pattern=r"^[^\x00]{1,512}$", description="A caller, or its digest.")]
 
 
-@get("/usage", opt=VIEWER, summary="How often rules decided what")
+@get("/usage", opt=VIEWER, summary="Get the decisions of rules by minute or hour")
 async def list_usage(
     admin: Admin,
     rule_id: RuleName = None,
@@ -32,37 +32,36 @@ async def list_usage(
     offset: Offset = 0,
     limit: Limit = 100,
 ) -> Json:
-    """Return how often each rule decided what in each minute or hour that begins in a time, the newest first.
+    """Return the decisions of each rule, by outcome, in each minute or hour that begins in a period, the newest first.
 
-    Without `since`, that is the last day by minute, and the last 30 days by hour. Minutes are kept for 30 days, hours
-    for a year.
+    Without `since`, the period is the last day by minute, and the last 30 days by hour. Minutes are kept for 30 days,
+    hours for a year.
     """
-    given = {"rule_id": rule_id, "outcome": outcome, "since": since, "until": until}
-    filters = {name: value for name, value in given.items() if value is not None}
+    filters = given(rule_id=rule_id, outcome=outcome, since=since, until=until)
     return (await admin.reports.usage(filters, step, offset, limit))._asdict()
 
 
-@get("/rules/{rule_id:str}/what-if", opt=VIEWER, summary="What another limit would have refused")
+@get("/rules/{rule_id:str}/what-if", opt=VIEWER, summary="Estimate what another limit would have refused")
 async def what_if(
     admin: Admin,
     rule_id: RuleId,
     limit: Annotated[int, QueryParameter(ge=1, le=2**53 - 1, description="Units in a window.")],
     window_seconds: Annotated[int | None, QueryParameter(ge=1, le=LONGEST_WINDOW_US // 1_000_000)] = None,
-    in_force: Annotated[int | None, QueryParameter(ge=1, le=2**53 - 1, description="Whose limit was this.")] = None,
+    in_force: Annotated[int | None, QueryParameter(ge=1, le=2**53 - 1, description="Callers with this limit.")] = None,
     since: Moment = None,
     until: Moment = None,
 ) -> Json:
-    """Say what another limit of a rule would have refused, by what single principals asked for in its windows.
+    """Estimate what another limit of a rule would have refused, from the use of each principal in its windows.
 
-    That is in the last 7 days, or between two other moments; for those whose limit was that of the rule, or another one
-    that was in force for them, as a tier's. `window_seconds` says which window, of a rule that has several.
+    The period is the last 7 days, unless `since` and `until` name another. The estimate is for principals with the
+    rule's limit, or with the limit `in_force`, such as a tier's. `window_seconds` selects one of several windows.
     """
     window_us = None if window_seconds is None else window_seconds * 1_000_000
     rule = rule_from_data((await admin.get(ObjectKind.RULE, rule_id)).body)
     return await admin.changes.what_if(rule, limit, window_us=window_us, in_force=in_force, since=since, until=until)
 
 
-@get("/refusals", opt=VIEWER, summary="The last refusals of a user, a key or an address")
+@get("/refusals", opt=VIEWER, summary="List the last refusals of a user, a key or an address")
 async def list_refusals(
     admin: Admin,
     user: Who = None,
@@ -76,13 +75,12 @@ async def list_refusals(
     offset: Offset = 0,
     limit: Limit = 100,
 ) -> Json:
-    """Return the last refusals, the newest first: those of the last day, or with `step=hour` how many there were.
+    """Return the refusals of the last day, the newest first, or with `step=hour` their numbers by hour.
 
-    Callers are named plainly or by the digest that logs show. `principal` is whom the rule counts: a user, a key, an
-    address, an attribute, or the entries of a descriptor.
+    Filter by the name of a caller, or by its digest in logs. `principal` is the one that the rule counts: a user, a
+    key, an address, an attribute, or the entries of a descriptor.
     """
-    given = {"rule_id": rule_id, "since": since, "until": until}
-    filters: Json = {name: value for name, value in given.items() if value is not None}
+    filters = given(rule_id=rule_id, since=since, until=until)
     for name, value in zip(WHO, (user, apikey, ip, principal), strict=True):
         if value is not None:
             filters[name] = shown_as(name, value)

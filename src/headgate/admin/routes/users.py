@@ -1,4 +1,4 @@
-"""Routes of users: tiers, overrides, limits, and what a request of theirs would get."""
+"""Routes of users: tiers, overrides, limits, and explanations of requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headgate.admin.routes.asking import (
 )
 from headgate.admin.users import SpecialUser
 from headgate.core.errors import UsageError
-from headgate.policy.request import Request as Asked
+from headgate.policy.request import Request as PolicyRequest
 
 
 class TierBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -35,13 +35,13 @@ class TierBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResetBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Which limits of a user are reset."""
+    """The limits of a user to be reset."""
 
     rules: Annotated[list[str], msgspec.Meta(max_length=1000, description="Ids; none: all that count users.")] = []
 
 
 class ExplainBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A request to be explained, as for a check."""
+    """A request, as for a check."""
 
     principal: dict[str, str] = {}
     endpoint: str = "/"
@@ -61,9 +61,9 @@ async def list_users(admin: Admin, tier: FromQuery[str | None] = None, offset: O
 
 @get("/users/{user_id:str}/limits", opt=VIEWER, summary="A user's limits and their present state")
 async def user_limits(admin: Admin, user_id: UserId) -> Response[Json]:
-    """Return the limits that count a user, what they are for that user, and their present state.
+    """Return the limits of a user and their present state.
 
-    The ETag is that of tier and overrides, `"0"` for a user about whom nothing is special.
+    The ETag is that of tier and overrides, `"0"` for a user without both.
     """
     found, version = await admin.users.limits(user_id)
     return Response(found, headers=etag(version))
@@ -71,7 +71,7 @@ async def user_limits(admin: Admin, user_id: UserId) -> Response[Json]:
 
 @put("/users/{user_id:str}/tier", opt=EDITOR, summary="Set the tier of a user")
 async def set_tier(admin: Admin, request: JsonRequest, user_id: UserId, data: JSONBody[TierBody]) -> Response[Json]:
-    """Move a user to a tier; an empty one is none."""
+    """Set the tier of a user; empty: none."""
     user = await admin.users.set_tier(user_id, data.tier, actor_of(request), expected_version(request))
     return _special(user_id, user)
 
@@ -83,10 +83,10 @@ async def set_tier(admin: Admin, request: JsonRequest, user_id: UserId, data: JS
     status_code=200,
 )
 async def set_override(admin: Admin, request: JsonRequest, user_id: UserId, data: JSONBody[Json]) -> Response[Json]:
-    """Change a rule for one user, until a moment or for good; `warnings` say why that has no effect at present."""
+    """Override a rule for one user, until a moment or permanently; `warnings` say why it has no effect at present."""
     rule_id = data.pop("rule_id", None)
     if not isinstance(rule_id, str):
-        raise UsageError("an override names its rule: rule_id is text")
+        raise UsageError("an override needs a rule_id, which is text")
     expected = expected_version(request)
     user = await admin.users.set_override(user_id, rule_id, data, actor_of(request), expected)
     warnings = await admin.users.without_effect(user.body, rule_id)
@@ -109,13 +109,13 @@ async def end_override(
 async def reset_user(
     admin: Admin, request: JsonRequest, user_id: UserId, data: JSONBody[ResetBody | None] = None
 ) -> Json:
-    """Forget what a user used. Limits that others share are left alone."""
+    """Reset the limits of a user, except those that it shares with others."""
     return await admin.users.reset(user_id, data.rules if data else (), actor_of(request))
 
 
 @patch("/users/{user_id:str}", opt=EDITOR, summary="Change tier and overrides of a user")
 async def patch_user(admin: Admin, request: JsonRequest, user_id: UserId) -> Response[Json]:
-    """Change the tier and the overrides that a JSON merge patch (RFC 7396) has; null ends them."""
+    """Change the tier and the overrides in a JSON merge patch (RFC 7396); null deletes them."""
     given = await merge_patch_of(request)
     stored = await admin.patch(ObjectKind.USER, user_id, given, expected_version(request), actor_of(request))
     return _special(user_id, SpecialUser.of(stored))
@@ -123,16 +123,18 @@ async def patch_user(admin: Admin, request: JsonRequest, user_id: UserId) -> Res
 
 @delete("/users/{user_id:str}", opt=EDITOR, summary="Delete tier and overrides of a user", status_code=204)
 async def delete_user(admin: Admin, request: JsonRequest, user_id: UserId) -> None:
-    """Take a user's tier and overrides away."""
+    """Delete the tier and overrides of a user."""
     await admin.delete(ObjectKind.USER, user_id, expected_version(request), actor_of(request))
 
 
 @post("/explain", opt=VIEWER, summary="Explain what a request would get", status_code=200)
 async def explain(admin: Admin, data: JSONBody[ExplainBody]) -> Json:
-    """Say for every rule whether it applies and why, in what state it is, and what would be decided."""
+    """Return for every rule whether it applies and why, its state, and its decision."""
     given = data.attributes
     return await admin.reports.explain(
-        Asked(data.principal, data.endpoint, data.method, given, cost=data.cost, tier=data.tier, rule_id=data.rule_id)
+        PolicyRequest(
+            data.principal, data.endpoint, data.method, given, cost=data.cost, tier=data.tier, rule_id=data.rule_id
+        )
     )
 
 

@@ -1,11 +1,11 @@
-"""The editor of a rule: a form and YAML side by side, and what a change would do before it is made; and deletion."""
+"""The editor of a rule, as a form and YAML side by side, with a preview of the change; and the deletion of a rule."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any, NamedTuple
 
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.response import Redirect
 
 from headgate.admin.console import drafts, words
@@ -14,30 +14,29 @@ from headgate.admin.console.forms import Form, actor_of, form_of, number_of
 from headgate.admin.console.pages.rules import RuleId, changed
 from headgate.admin.console.rendering import link, page
 from headgate.admin.objects import InUse, ObjectKind, ObjectVersion, Stored, VersionConflict
-from headgate.admin.routes.asking import EDITOR, Admin
+from headgate.admin.routes.asking import EDITOR, Admin, WebRequest
 from headgate.admin.rule_catalogs import FileRules
 from headgate.admin.service import AdminService
 from headgate.config.problems import InvalidRules
 from headgate.policy.loading import rule_from_data
 
 _NEW = {"endpoint": "/api/**", "limit": 100, "window": "1m"}
-_Request = Request[Any, Any, Any]
 
 
 class Edit(NamedTuple):
-    """An edit of a rule, as far as it has come."""
+    """An unsaved edit of a rule."""
 
     rule_id: str
-    """Empty: a new rule."""
+    """Empty for a new rule."""
     draft: Draft
     stored: Stored | None
     """The rule in force."""
     opened: int
     """The version of the rule when the editor was opened; 0: there was none."""
     was: Any = None
-    """What it was then, if somebody else has changed it since."""
+    """Its body then, if another user has changed it since."""
     others: tuple[ObjectVersion, ...] = ()
-    """What others made of it since."""
+    """Its later versions."""
 
     @property
     def name(self) -> str:
@@ -50,15 +49,13 @@ class Edit(NamedTuple):
 
 
 @get("/rule/new", opt=EDITOR)
-async def new_rule(request: _Request, admin: Admin) -> Response[str]:
-    """Begin a rule."""
+async def new_rule(request: WebRequest, admin: Admin) -> Response[str]:
     await _check_changeable(admin)
     return await _editor(request, admin, Edit("", drafts.draft_of(_NEW), None, 0), is_begun=False)
 
 
 @get("/rule/edit", opt=EDITOR)
-async def edit_rule(request: _Request, admin: Admin, rule_id: RuleId) -> Response[str]:
-    """Edit a rule."""
+async def edit_rule(request: WebRequest, admin: Admin, rule_id: RuleId) -> Response[str]:
     await _check_changeable(admin)
     stored = await admin.get(ObjectKind.RULE, rule_id)
     edit = Edit(rule_id, drafts.draft_of(stored.body), stored, stored.version)
@@ -66,14 +63,13 @@ async def edit_rule(request: _Request, admin: Admin, rule_id: RuleId) -> Respons
 
 
 @post("/rule/preview", opt=EDITOR, status_code=200)
-async def preview(request: _Request, admin: Admin) -> Response[str]:
-    """Show what an edit would change, and change nothing."""
+async def preview(request: WebRequest, admin: Admin) -> Response[str]:
     return await _editor(request, admin, await _edit_of(admin, await form_of(request)))
 
 
 @post("/rule/edit", opt=EDITOR, status_code=200)
-async def save(request: _Request, admin: Admin) -> Response[Any]:
-    """Save a rule, unless it is wrong, or somebody else has changed it: that is shown first."""
+async def save(request: WebRequest, admin: Admin) -> Response[Any]:
+    """Save a rule; if it is invalid, or another user has changed it, show that instead."""
     form = await form_of(request)
     actor, edit = actor_of(request, form), await _edit_of(admin, form)
     if edit.draft.problems or number_of(form, "version") != edit.version:
@@ -94,7 +90,7 @@ async def save(request: _Request, admin: Admin) -> Response[Any]:
 
 
 async def _edit_of(admin: AdminService, form: Form) -> Edit:
-    """Return what a form has of an edit, on top of what others have changed since it was opened."""
+    """Return the edit in a form, merged with later changes of other users."""
     rule_id = form.get("id", "")
     draft = await asyncio.to_thread(drafts.read, form, rule_id)
     opened, seen = number_of(form, "opened"), number_of(form, "version")
@@ -114,9 +110,8 @@ async def _edit_of(admin: AdminService, form: Form) -> Edit:
 
 
 async def _editor(
-    request: _Request, admin: AdminService, edit: Edit, *, status: int = 200, is_begun: bool = True
+    request: WebRequest, admin: AdminService, edit: Edit, *, status: int = 200, is_begun: bool = True
 ) -> Response[str]:
-    """Show the editor, with what the change would do."""
     tried: dict[str, Any] | None = None
     if is_begun and edit.name and not edit.draft.problems:
         try:
@@ -130,7 +125,7 @@ async def _editor(
         "base": drafts.base_of(edit.draft),
         "fields": drafts.FIELDS,
         "rare": drafts.RARE,
-        "said": drafts.said,
+        "message_of": drafts.message_of,
         "words": words,
         "tried": tried,
         "rule": rule_from_data(after) if after else None,
@@ -141,21 +136,21 @@ async def _editor(
 
 
 async def _check_changeable(admin: AdminService) -> None:
-    """Raise RulesInFile if rules are not changed here."""
+    """Raise RulesInFile if rules are read-only."""
     if isinstance(admin.rules, FileRules):
         await admin.rules.change()
 
 
 @get("/rule/delete", opt=EDITOR)
-async def delete_page(request: _Request, admin: Admin, rule_id: RuleId) -> Response[str]:
-    """Ask whether a rule is to be deleted, with what depends on it."""
+async def delete_page(request: WebRequest, admin: Admin, rule_id: RuleId) -> Response[str]:
+    """Ask for confirmation, with the objects that depend on the rule."""
     await _check_changeable(admin)
     return await _delete_page(request, admin, rule_id)
 
 
 @post("/rule/delete", opt=EDITOR, status_code=200)
-async def delete_rule(request: _Request, admin: Admin, rule_id: RuleId) -> Response[Any]:
-    """Delete a rule, with what users and tiers change of it if that was shown."""
+async def delete_rule(request: WebRequest, admin: Admin, rule_id: RuleId) -> Response[Any]:
+    """Delete a rule, together with its overrides if the page showed them."""
     form = await form_of(request)
     actor, version = actor_of(request, form), number_of(form, "version")
     try:
@@ -166,7 +161,7 @@ async def delete_rule(request: _Request, admin: Admin, rule_id: RuleId) -> Respo
 
 
 async def _delete_page(
-    request: _Request, admin: AdminService, rule_id: str, error: Exception | None = None
+    request: WebRequest, admin: AdminService, rule_id: str, error: Exception | None = None
 ) -> Response[str]:
     stored = await admin.get(ObjectKind.RULE, rule_id)
     uses = await admin.rules.uses(ObjectKind.RULE, rule_id)

@@ -1,10 +1,10 @@
-"""Keys of the admin plane and of the decision plane, and consumers of the API that is protected."""
+"""API keys, and consumers of the protected API."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromQuery
 from litestar.response import Redirect
 
@@ -12,7 +12,7 @@ from headgate.admin.console.forms import Form, actor_of, form_of
 from headgate.admin.console.rendering import link, page
 from headgate.admin.keys import KeyRole
 from headgate.admin.objects import UnknownObject
-from headgate.admin.routes.asking import ADMIN, EDITOR, VIEWER, Admin, Offset
+from headgate.admin.routes.asking import ADMIN, EDITOR, VIEWER, Admin, Offset, WebRequest
 from headgate.admin.service import consumer_data
 from headgate.admin.tables import epoch_us
 from headgate.core.errors import HeadgateError, UsageError
@@ -20,21 +20,19 @@ from headgate.core.errors import HeadgateError, UsageError
 _ROWS = 50
 _DAY_US = 86_400_000_000
 LASTING = (("", "never"), ("1", "in a day"), ("7", "in a week"), ("30", "in 30 days"), ("365", "in a year"))
-"""When a key may expire, in days."""
+"""Choices for the expiry of a key, in days."""
 OVERLAPS = (("0", "at once"), ("1", "in an hour"), ("24", "in a day"), ("168", "in a week"))
-"""When a key that is replaced may end, in hours."""
-_WebRequest = Request[Any, Any, Any]
+"""Choices for the overlap of a replaced key, in hours."""
 
 
 @get("/keys", opt=ADMIN)
-async def keys(request: _WebRequest, admin: Admin) -> Response[str]:
-    """List keys."""
+async def keys(request: WebRequest, admin: Admin) -> Response[str]:
     return await _keys(request, admin)
 
 
 @post("/keys", opt=ADMIN, status_code=200)
-async def create_key(request: _WebRequest, admin: Admin) -> Response[str]:
-    """Make a key, and show it this once."""
+async def create_key(request: WebRequest, admin: Admin) -> Response[str]:
+    """Create a key, and show it once."""
     form = await form_of(request)
     try:
         role, expires = KeyRole(form.get("role", "")), _expires(form)
@@ -45,8 +43,8 @@ async def create_key(request: _WebRequest, admin: Admin) -> Response[str]:
 
 
 @post("/keys/rotate", opt=ADMIN, status_code=200)
-async def rotate_key(request: _WebRequest, admin: Admin) -> Response[str]:
-    """Replace a key, and show the new one this once."""
+async def rotate_key(request: WebRequest, admin: Admin) -> Response[str]:
+    """Replace a key, and show the new one once."""
     form = await form_of(request)
     try:
         made = await admin.keys.rotate(form.get("id", ""), actor_of(request, form), overlap_us=_overlap(form))
@@ -56,14 +54,13 @@ async def rotate_key(request: _WebRequest, admin: Admin) -> Response[str]:
 
 
 @post("/keys/revoke", opt=ADMIN)
-async def revoke_key(request: _WebRequest, admin: Admin) -> Redirect:
-    """End a key at once."""
+async def revoke_key(request: WebRequest, admin: Admin) -> Redirect:
     form = await form_of(request)
     await admin.keys.revoke(form.get("id", ""), actor_of(request, form))
     return Redirect("/keys", status_code=303)
 
 
-async def _keys(request: _WebRequest, admin: Admin, *, form: Form | None = None, **known: Any) -> Response[str]:
+async def _keys(request: WebRequest, admin: Admin, *, form: Form | None = None, **known: Any) -> Response[str]:
     now, is_all = epoch_us(), "all" in request.query_params
     try:
         found = await admin.keys.all()
@@ -71,23 +68,28 @@ async def _keys(request: _WebRequest, admin: Admin, *, form: Form | None = None,
         return page(request, "keys.html", found=None, why=str(error))
     shown = [key for key in found if is_all or key.is_good(now)]
     shown.reverse()
-    said: dict[str, Any] = {"error": None, "made": "", "name": "", "form": form or {}, **known}
+    variables: dict[str, Any] = {"error": None, "made": "", "name": "", "form": form or {}, **known}
     ended = len(found) - sum(key.is_good(now) for key in found)
     options = {"roles": list(KeyRole), "lasting": LASTING, "overlaps": OVERLAPS, "now": now, "ended": ended}
     return page(
-        request, "keys.html", status=400 if said["error"] else 200, found=shown, is_all=is_all, **options, **said
+        request,
+        "keys.html",
+        status=400 if variables["error"] else 200,
+        found=shown,
+        is_all=is_all,
+        **options,
+        **variables,
     )
 
 
 @get("/consumers", opt=VIEWER)
-async def consumers(request: _WebRequest, admin: Admin, offset: Offset = 0) -> Response[str]:
-    """List consumers."""
+async def consumers(request: WebRequest, admin: Admin, offset: Offset = 0) -> Response[str]:
     return await _consumers(request, admin, offset)
 
 
 @post("/consumers", opt=EDITOR, status_code=200)
-async def create_consumer(request: _WebRequest, admin: Admin) -> Response[str]:
-    """Make a consumer, and show its key this once."""
+async def create_consumer(request: WebRequest, admin: Admin) -> Response[str]:
+    """Create a consumer, and show its key once."""
     form = await form_of(request)
     try:
         made = await admin.create_consumer(
@@ -103,7 +105,7 @@ async def create_consumer(request: _WebRequest, admin: Admin) -> Response[str]:
 
 
 async def _consumers(
-    request: _WebRequest, admin: Admin, offset: int, *, error: Exception | None = None, form: Form | None = None
+    request: WebRequest, admin: Admin, offset: int, *, error: Exception | None = None, form: Form | None = None
 ) -> Response[str]:
     try:
         found = await admin.consumer_page(offset, _ROWS)
@@ -114,14 +116,13 @@ async def _consumers(
 
 
 @get("/consumer", opt=VIEWER)
-async def consumer(request: _WebRequest, admin: Admin, name: FromQuery[str]) -> Response[str]:
-    """Show a consumer and its keys."""
+async def consumer(request: WebRequest, admin: Admin, name: FromQuery[str]) -> Response[str]:
     return await _consumer(request, admin, name)
 
 
 @post("/consumer/rotate", opt=EDITOR, status_code=200)
-async def rotate_consumer(request: _WebRequest, admin: Admin) -> Response[str]:
-    """Replace a consumer's key, and show the new one this once."""
+async def rotate_consumer(request: WebRequest, admin: Admin) -> Response[str]:
+    """Replace a consumer's key, and show the new one once."""
     form = await form_of(request)
     name = form.get("name", "")
     try:
@@ -132,23 +133,23 @@ async def rotate_consumer(request: _WebRequest, admin: Admin) -> Response[str]:
 
 
 @post("/consumer/revoke", opt=EDITOR)
-async def revoke_consumer(request: _WebRequest, admin: Admin) -> Redirect:
-    """End all keys of a consumer at once; its tier and overrides stay."""
+async def revoke_consumer(request: WebRequest, admin: Admin) -> Redirect:
+    """End all keys of a consumer; its tier and overrides stay."""
     form = await form_of(request)
     await admin.consumers.revoke(form.get("name", ""), actor_of(request, form))
     return Redirect(link("/consumer", name=form["name"]), status_code=303)
 
 
 @post("/consumer/delete", opt=EDITOR)
-async def delete_consumer(request: _WebRequest, admin: Admin) -> Redirect:
-    """End all keys of a consumer, and forget what is special about its user."""
+async def delete_consumer(request: WebRequest, admin: Admin) -> Redirect:
+    """Delete a consumer with its keys, tier and overrides."""
     form = await form_of(request)
     await admin.delete_consumer(form.get("name", ""), actor_of(request, form))
     return Redirect("/consumers", status_code=303)
 
 
 async def _consumer(
-    request: _WebRequest, admin: Admin, name: str, *, made: str = "", error: Exception | None = None
+    request: WebRequest, admin: Admin, name: str, *, made: str = "", error: Exception | None = None
 ) -> Response[str]:
     found = consumer_data(await admin.consumers.get(name))
     known = {"found": found, "made": made, "error": error, "overlaps": OVERLAPS, "now": epoch_us()}
@@ -156,7 +157,7 @@ async def _consumer(
 
 
 def _expires(form: Form) -> int | None:
-    """Return when a key that is made now expires. Raises UsageError."""
+    """Return the expiry that a form selects. Raises UsageError."""
     days = form.get("days", "")
     if days not in dict(LASTING):
         raise UsageError("choose when the key expires from the list")
@@ -164,7 +165,7 @@ def _expires(form: Form) -> int | None:
 
 
 def _overlap(form: Form) -> int:
-    """Return for how long a key that is replaced stays good. Raises UsageError."""
+    """Return the overlap that a form selects, in microseconds. Raises UsageError."""
     hours = form.get("overlap", "")
     if hours not in dict(OVERLAPS):
         raise UsageError("choose when the old key ends from the list")

@@ -1,15 +1,15 @@
-"""The first page: what the fleet decides now, and what needs somebody; and the nodes, one by one."""
+"""The overview of the fleet with its problems, and the list of nodes."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from headgate.admin.console.charts import Chart, Series, stacked
 from headgate.admin.console.rendering import page
-from headgate.admin.routes.asking import VIEWER, Admin
+from headgate.admin.routes.asking import VIEWER, Admin, WebRequest
 from headgate.admin.tables import epoch_us
 from headgate.observe.rates import STEP_SECONDS, STEPS
 
@@ -17,23 +17,18 @@ _ROWS = 8
 
 
 @get("/", opt=VIEWER)
-async def overview(request: Request[Any, Any, Any], admin: Admin) -> Response[str]:
-    """Show what the fleet decides now."""
+async def overview(request: WebRequest, admin: Admin) -> Response[str]:
     live = await admin.reports.live()
     return page(request, "overview.html", live=live, chart=_chart(live["history"]["points"]), rows=_ROWS)
 
 
 @get("/nodes", opt=VIEWER)
-async def nodes(request: Request[Any, Any, Any], admin: Admin) -> Response[str]:
-    """Show each service that shares these rules."""
+async def nodes(request: WebRequest, admin: Admin) -> Response[str]:
     return page(request, "nodes.html", live=await admin.reports.live())
 
 
 def _chart(points: list[dict[str, Any]]) -> Chart:
-    """Return the chart of the last minutes, in which what is refused stands on what is allowed.
-
-    It is as wide for a fleet that has just started.
-    """
+    """Return the chart of the last ten minutes, for a fleet that has just started too."""
     found = {int(datetime.fromisoformat(point["at"]).timestamp()): point for point in points}
     last = max(found, default=epoch_us() // 1_000_000)
     times = [last - STEP_SECONDS * back for back in reversed(range(STEPS))]

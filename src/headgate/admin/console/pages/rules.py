@@ -1,4 +1,4 @@
-"""Rules: the table of all, and the page of each, with what it decided and what it was."""
+"""The list of rules, and the page of a rule, with its decisions and versions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromQuery, QueryParameter
 from litestar.response import Redirect
 
@@ -15,7 +15,7 @@ from headgate.admin.console.forms import Form, actor_of, form_of, number_of
 from headgate.admin.console.pages.who import place_of
 from headgate.admin.console.rendering import link, page
 from headgate.admin.objects import ObjectKind, ObjectVersion, Stored, UnknownObject, VersionConflict
-from headgate.admin.routes.asking import EDITOR, VIEWER, Admin, Offset
+from headgate.admin.routes.asking import EDITOR, VIEWER, Admin, Offset, WebRequest
 from headgate.admin.rule_catalogs import FileRules
 from headgate.admin.service import AdminService
 from headgate.admin.tables import epoch_us
@@ -35,23 +35,16 @@ STATES: Mapping[str, Mapping[str, bool]] = {
     "off": {"enabled": False},
 }
 _SPANS = {"hour": (HOUR_US, MINUTE_US), "day": (DAY_US, 15 * MINUTE_US), "week": (7 * DAY_US, 2 * HOUR_US)}
-"""What charts show: how long, and in which steps."""
+"""The periods of charts, and their steps."""
 PERCENTS = (1, 5, 10, 25, 50, 100)
 PATIENCE = 1.0
-"""Seconds for which the page of a rule that was just changed waits for the nodes."""
+"""Seconds to wait for nodes after a change."""
 
 
 @get("/rules", opt=VIEWER)
 async def rules(
-    request: Request[Any, Any, Any],
-    admin: Admin,
-    *,
-    q: _Text = "",
-    tier: _Text = "",
-    only: FromQuery[str] = "",
-    offset: Offset = 0,
+    request: WebRequest, admin: Admin, *, q: _Text = "", tier: _Text = "", only: FromQuery[str] = "", offset: Offset = 0
 ) -> Response[str]:
-    """Show some rules."""
     filters: dict[str, Any] = {**STATES.get(only, {})}
     filters |= {"search": q} if q else {}
     filters |= {"tier": tier} if tier else {}
@@ -63,8 +56,8 @@ async def rules(
         series = await admin.reports.series([each.id for each in listed], None, _SPARK_US // 1_000_000)
         times = range((epoch_us() - HOUR_US) // _SPARK_US * _SPARK_US, epoch_us(), _SPARK_US)
         for name, points in series["rules"].items():
-            *over, present = charts.sums(points, times)  # a step that is not over would look like a fall
-            lately[name] = over if any(over) else [*over, present]
+            *past, present = charts.sums(points, times)  # the present step is incomplete, and would look like a fall
+            lately[name] = past if any(past) else [*past, present]
         totals = series["totals"]
     given = {"q": q, "tier": tier, "only": only if only in STATES else ""}
     known: dict[str, Any] = {"rules": listed, "total": found.total, "offset": offset, "rows": _ROWS, "words": words}
@@ -74,7 +67,7 @@ async def rules(
 
 @get("/rule", opt=VIEWER)
 async def rule(
-    request: Request[Any, Any, Any],
+    request: WebRequest,
     admin: Admin,
     *,
     rule_id: RuleId,
@@ -82,12 +75,11 @@ async def rule(
     saved: Annotated[int, QueryParameter(ge=0, le=2**53)] = 0,
     offset: Offset = 0,
 ) -> Response[str]:
-    """Show a rule."""
     return await rule_page(request, admin, rule_id, span=span, saved=saved, offset=offset)
 
 
 async def rule_page(
-    request: Request[Any, Any, Any],
+    request: WebRequest,
     admin: AdminService,
     rule_id: str,
     *,
@@ -96,7 +88,7 @@ async def rule_page(
     offset: int = 0,
     error: Exception | None = None,
 ) -> Response[str]:
-    """Show a rule, perhaps one that was deleted, and what went wrong with a change."""
+    """Show a rule, which may be deleted, and the error of a change."""
     versions = await admin.rules.versions(ObjectKind.RULE, rule_id)
     if not versions:
         raise UnknownObject(f"there is no rule {rule_id!r:.80}")
@@ -127,14 +119,14 @@ async def rule_page(
 
 
 def _next_percent(stored: Stored | None) -> int:
-    """Return the next step on the way from a shadow to a rule that is enforced for all."""
+    """Return the next step from a shadow rule to one that is enforced for all callers."""
     body = stored.body if stored else {}
     present = 0 if body.get("shadow") else body.get("enforce_percent", 100)
     return next((each for each in PERCENTS if each > present), 100)
 
 
 async def _decided(admin: AdminService, rule_id: str, span: str) -> dict[str, Any]:
-    """Return what is known of what a rule decided."""
+    """Return the refusals, principals and series of a rule."""
     now = epoch_us()
     refused = await admin.reports.refusals({"rule_id": rule_id}, "each", 0, _LAST)
     found: dict[str, Any] = {
@@ -153,7 +145,7 @@ async def _decided(admin: AdminService, rule_id: str, span: str) -> dict[str, An
 
 
 async def _in_tiers(admin: AdminService, rule_id: str, known: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the tiers that change a rule, with its limits there in words."""
+    """Return the tiers that override a rule, with its limits there in words."""
     found = []
     for tier in known["uses"].get("tiers", ())[:_NAMED]:
         stored = await admin.rules.get(ObjectKind.TIER, tier)
@@ -164,7 +156,7 @@ async def _in_tiers(admin: AdminService, rule_id: str, known: dict[str, Any]) ->
 
 
 async def _saved(admin: AdminService, number: int, *, is_live: bool) -> dict[str, Any] | None:
-    """Return a revision that was just made, and the nodes that do not run it yet; None if there is no such."""
+    """Return a new revision, with the nodes that do not run it yet; None if it does not exist."""
     with suppress(UnknownObject):
         found = await admin.changes.revision(number, 0, 1)
         await admin.reports.behind(0 if is_live else PATIENCE)
@@ -174,14 +166,14 @@ async def _saved(admin: AdminService, number: int, *, is_live: bool) -> dict[str
 
 
 def _with_earlier(versions: Sequence[ObjectVersion]) -> list[tuple[ObjectVersion, Any]]:
-    """Return versions, the newest first, each with the body that was before it."""
+    """Return versions, each with the body of the one before."""
     earlier = [*[each.body for each in versions[1:]], None]
     return list(zip(versions, earlier, strict=True))
 
 
 @post("/rule/state", opt=EDITOR, status_code=200)
-async def set_state(request: Request[Any, Any, Any], admin: Admin, rule_id: RuleId) -> Response[Any]:
-    """Let a rule be enforced, for all or some, be a shadow, or be on or off."""
+async def set_state(request: WebRequest, admin: Admin, rule_id: RuleId) -> Response[Any]:
+    """Enforce a rule, for all callers or a share, put it in shadow, or switch it on or off."""
     form = await form_of(request)
     actor, version = actor_of(request, form), number_of(form, "version")
     try:
@@ -206,8 +198,7 @@ def _state_of(form: Form) -> dict[str, Any]:
 
 
 @post("/rule/rollback", opt=EDITOR, status_code=200)
-async def roll_back(request: Request[Any, Any, Any], admin: Admin, rule_id: RuleId) -> Response[Any]:
-    """Let a rule be what it was in a version."""
+async def roll_back(request: WebRequest, admin: Admin, rule_id: RuleId) -> Response[Any]:
     form = await form_of(request)
     version, seen = number_of(form, "target"), number_of(form, "version")
     actor = actor_of(request, form)
@@ -219,7 +210,7 @@ async def roll_back(request: Request[Any, Any, Any], admin: Admin, rule_id: Rule
 
 
 async def changed(admin: AdminService, rule_id: str, stored: Stored | None) -> Response[Any]:
-    """Go to the page of a rule that was changed, or deleted: it says in which revision."""
+    """Redirect to the page of a rule that was changed or deleted, with the revision."""
     newest = await admin.rules.versions(ObjectKind.RULE, rule_id)
     made = next((each.revision for each in newest if stored is None or each.version == stored.version), None)
     return Redirect(link("/rule", id=rule_id, saved=made), status_code=303)

@@ -1,4 +1,4 @@
-"""A request is tried: which rules it meets, why, and what would be decided. Nothing is taken."""
+"""Explanations of requests: the rules that apply, why, and the decision. Nothing is consumed."""
 
 from __future__ import annotations
 
@@ -7,36 +7,35 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from headgate.admin.console.rendering import link, page
-from headgate.admin.routes.asking import VIEWER, Admin
+from headgate.admin.routes.asking import VIEWER, Admin, WebRequest
 from headgate.core.errors import UsageError
 from headgate.policy.model import METHODS
-from headgate.policy.request import Request as Asked
+from headgate.policy.request import Request as PolicyRequest
 
 _PRINCIPALS = ("user", "apikey", "ip")
 _FIELDS = ("method", "path", *_PRINCIPALS, "tier", "attributes", "cost", "rule")
 _MOST_OTHERS = 50
-"""Rules that do not apply of which it is said why."""
+"""Rules that do not apply for which a reason is shown."""
 _MOST_ATTRIBUTES = 100
 
 
 @get("/try", opt=VIEWER)
-async def try_request(request: Request[Any, Any, Any], admin: Admin) -> Response[str]:
-    """Ask for a request, and explain what it would get."""
+async def try_request(request: WebRequest, admin: Admin) -> Response[str]:
     given = {name: request.query_params.get(name, "").replace("\r\n", "\n") for name in _FIELDS}
     known: dict[str, Any] = {"given": given, "tiers": admin.users.tiers(), "methods": METHODS}
     if not any(given.values()):
         return page(request, "try.html", **known, error=None, explained=None)
     try:
-        asked = _asked(given)
-        explained = await admin.reports.explain(asked)
+        policy_request = _request_of(given)
+        explained = await admin.reports.explain(policy_request)
     except UsageError as error:
         return page(request, "try.html", **known, error=error, explained=None)
     applying = [each for each in explained["rules"] if each["applies"]]
-    others = [] if asked.rule_id and applying else [each for each in explained["rules"] if not each["applies"]]
-    others.sort(key=lambda each: each["reason"].startswith("endpoint "))  # those first that nearly apply
+    others = [] if policy_request.rule_id and applying else [each for each in explained["rules"] if not each["applies"]]
+    others.sort(key=lambda each: each["reason"].startswith("endpoint "))  # rules that match the endpoint first
     refusing = [each for each in applying if each["enforced"] and not all(part["allowed"] for part in each["limits"])]
     return page(
         request,
@@ -49,13 +48,13 @@ async def try_request(request: Request[Any, Any, Any], admin: Admin) -> Response
         more=len(others) - len(others[:_MOST_OTHERS]),
         waits=max((part["retry_after"] for each in refusing for part in each["limits"]), default=0),
         place=link("/try", **given),
-        curl=_curl(asked),
-        command=_command(asked),
+        curl=_curl(policy_request),
+        command=_command(policy_request),
     )
 
 
-def _asked(given: Mapping[str, str]) -> Asked:
-    """Return the request that a form describes. Raises UsageError."""
+def _request_of(given: Mapping[str, str]) -> PolicyRequest:
+    """Return the request in a form. Raises UsageError."""
     cost = given["cost"] or "1"
     if not cost.isdecimal() or len(cost) > 9:
         raise UsageError(f"cost is a whole number from 0 to 100000, not {cost!r:.40}")
@@ -70,33 +69,32 @@ def _asked(given: Mapping[str, str]) -> Asked:
             attributes[name.strip()] = value.strip()
     principal = {name: given[name] for name in _PRINCIPALS if given[name]}
     more: dict[str, Any] = {"cost": int(cost), "tier": given["tier"], "rule_id": given["rule"]}
-    return Asked(principal, given["path"] or "/", given["method"], attributes, **more)
+    return PolicyRequest(principal, given["path"] or "/", given["method"], attributes, **more)
 
 
-def _curl(asked: Asked) -> str:
-    """Return a command that asks the same of the decision plane over HTTP."""
-    body: dict[str, Any] = {"principal": dict(asked.principal), "endpoint": asked.endpoint, "consume": False}
+def _curl(request: PolicyRequest) -> str:
+    body: dict[str, Any] = {"principal": dict(request.principal), "endpoint": request.endpoint, "consume": False}
     optional = {
-        "method": asked.method,
-        "attributes": dict(asked.attributes),
-        "tier": asked.tier,
-        "rule_id": asked.rule_id,
+        "method": request.method,
+        "attributes": dict(request.attributes),
+        "tier": request.tier,
+        "rule_id": request.rule_id,
     }
     body |= {name: value for name, value in optional.items() if value}
-    body |= {"cost": asked.cost} if asked.cost != 1 else {}
+    body |= {"cost": request.cost} if request.cost != 1 else {}
     return f'curl -sS "$HEADGATE_URL/api/v1/rate-limit/check" -d {shlex.quote(json.dumps(body, ensure_ascii=False))}'
 
 
-def _command(asked: Asked) -> str:
-    """Return a command of our own that asks the same; empty if there is none."""
-    named = [f"--{name}={value}" for name, value in asked.principal.items()]
-    named += [f"--attribute={name}={value}" for name, value in asked.attributes.items()]
-    about = [f"--cost={asked.cost}"] * (asked.cost != 1) + [f"--tier={asked.tier}"] * bool(asked.tier)
-    if asked.rule_id:
-        words = ["check", "--peek", f"--rule={asked.rule_id}", *named, *about] if len(named) == 1 else []
+def _command(request: PolicyRequest) -> str:
+    """Return the headgate command for a request; empty if there is none."""
+    named = [f"--{name}={value}" for name, value in request.principal.items()]
+    named += [f"--attribute={name}={value}" for name, value in request.attributes.items()]
+    about = [f"--cost={request.cost}"] * (request.cost != 1) + [f"--tier={request.tier}"] * bool(request.tier)
+    if request.rule_id:
+        words = ["check", "--peek", f"--rule={request.rule_id}", *named, *about] if len(named) == 1 else []
     else:
-        method = [f"--method={asked.method}"] * bool(asked.method)
-        words = ["explain", *named, *method, *about, asked.endpoint]
+        method = [f"--method={request.method}"] * bool(request.method)
+        words = ["explain", *named, *method, *about, request.endpoint]
     return f'headgate {words[0]} --url "$HEADGATE_URL" {shlex.join(words[1:])}' if words else ""
 
 

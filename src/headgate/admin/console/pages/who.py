@@ -1,4 +1,4 @@
-"""Callers: found by a part of their name, with their limits and what is used of them; and what is changed for one."""
+"""Callers: their search, their limits with the present state, and changes for one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.response import Redirect
 
 from headgate.admin.console.forms import Form, actor_of, form_of, number_of
 from headgate.admin.console.rendering import link, page
 from headgate.admin.database import DatabaseError
 from headgate.admin.objects import ObjectKind, UnknownObject, VersionConflict
-from headgate.admin.routes.asking import EDITOR, VIEWER, Admin, Offset
+from headgate.admin.routes.asking import EDITOR, VIEWER, Admin, Offset, WebRequest
 from headgate.admin.rule_catalogs import FileRules
 from headgate.admin.service import AdminService, consumer_data
 from headgate.admin.tables import epoch_us
@@ -31,49 +31,44 @@ from headgate.web.address import parse
 _ROWS, _MOST, _SUMMED = 25, 20, 200
 _HOUR_US, _DAY_US = 3_600_000_000, 86_400_000_000
 _PRINCIPALS = {"user": ("user",), "consumer": ("user", "apikey"), "key": ("apikey",), "address": ("ip",)}
-"""What requests of each kind of caller have; the key of a consumer is called as the consumer is."""
+"""The dimensions of each kind of caller; the key of a consumer has the consumer's name."""
 _KINDS = {"user": "user", "apikey": "key", "ip": "address"}
 _PATIENCE = 2.0
-"""Seconds for which nodes are waited for that do not run a change yet."""
+"""Seconds to wait for nodes that do not run a change yet."""
 _DIGEST = re.compile("#[0-9a-f]{16}")
 _LASTING = {"1h": _HOUR_US, "1d": _DAY_US, "1w": 7 * _DAY_US}
-_WebRequest = Request[Any, Any, Any]
 
 
 class Caller(NamedTuple):
-    """Whom a page is about."""
+    """The caller of a page."""
 
     kind: str
     name: str
 
     @property
     def principal(self) -> dict[str, str]:
-        """What a request of theirs has."""
         return dict.fromkeys(_PRINCIPALS[self.kind], self.name)
 
     @property
     def entry(self) -> dict[str, str]:
-        """How a list names them."""
         return {next(iter(self.principal)): self.name}
 
     @property
     def is_user(self) -> bool:
-        """Whether tiers and overrides are theirs."""
+        """Whether it can have a tier and overrides."""
         return "user" in self.principal
 
     @property
     def is_digest(self) -> bool:
-        """Whether it is what logs show rather than a name."""
+        """Whether the name is a digest from logs."""
         return _DIGEST.fullmatch(self.name) is not None
 
     def place(self, **more: Any) -> str:
-        """Return the address of their page."""
         return link("/who", **{self.kind: self.name}, **more)
 
 
 @get("/who", opt=VIEWER)
-async def who(request: _WebRequest, admin: Admin, offset: Offset = 0) -> Response[Any]:
-    """Find a caller, or show one."""
+async def who(request: WebRequest, admin: Admin, offset: Offset = 0) -> Response[Any]:
     caller, query = _caller_in(request), request.query_params
     if caller is None:
         return await _found(request, admin, _checked(query.get("q", "").strip()))
@@ -84,8 +79,8 @@ async def who(request: _WebRequest, admin: Admin, offset: Offset = 0) -> Respons
     return await _shown(request, admin, caller, offset=offset)
 
 
-def _caller_in(request: _WebRequest) -> Caller | None:
-    """Return whom a query names. Raises UsageError."""
+def _caller_in(request: WebRequest) -> Caller | None:
+    """Return the caller that a query names. Raises UsageError."""
     for kind in _PRINCIPALS:
         if name := request.query_params.get(kind, ""):
             return Caller(kind, _checked(name))
@@ -101,8 +96,8 @@ def _checked(name: str) -> str:
 # Finding
 
 
-async def _found(request: _WebRequest, admin: AdminService, text: str) -> Response[Any]:
-    """Show those whose names begin with a text; if it can only mean one, go there."""
+async def _found(request: WebRequest, admin: AdminService, text: str) -> Response[Any]:
+    """Show callers whose names begin with a text, or redirect if there is only one."""
     if not text:
         refused = await _or(admin.reports.most_refused(epoch_us() - _HOUR_US, _MOST), None)
         hot = (await admin.reports.hot())[:_MOST]
@@ -121,7 +116,7 @@ async def _found(request: _WebRequest, admin: AdminService, text: str) -> Respon
     exact |= {Caller(_KINDS[dimension], text) for dimension in busy if dimension in _KINDS}
     if parse(text) is not None:
         exact.add(Caller("address", text))
-    if Caller("consumer", text) in exact:  # who is a user, and whose keys are called so
+    if Caller("consumer", text) in exact:  # whose user and key have the same name
         exact -= {Caller("user", text), Caller("key", text)}
     if len(exact) == 1:
         return Redirect(exact.pop().place(), status_code=303)
@@ -131,25 +126,24 @@ async def _found(request: _WebRequest, admin: AdminService, text: str) -> Respon
 
 
 def place_of(dimension: str, name: str) -> str:
-    """Return the page of whom a rule counts, if there is one."""
+    """Return the page of a principal; empty if it has none."""
     return Caller(_KINDS[dimension], name).place() if dimension in _KINDS else ""
 
 
-async def _or(asked: Any, otherwise: Any) -> Any:
-    """Return what is known if the database can be asked, and if there is one."""
+async def _or(query: Any, default: Any) -> Any:
+    """Return the result of a query, or a default without an available database."""
     try:
-        return await asked
+        return await query
     except (DatabaseError, UnknownObject):
-        return otherwise
+        return default
 
 
 # A caller
 
 
 async def _shown(
-    request: _WebRequest, admin: AdminService, caller: Caller, *, offset: int = 0, error: Exception | None = None
+    request: WebRequest, admin: AdminService, caller: Caller, *, offset: int = 0, error: Exception | None = None
 ) -> Response[str]:
-    """Show the limits of a caller, and what is used of them."""
     query = request.query_params
     saved, done = query.get("saved", ""), query.get("done", "")
     late = (await _or(admin.reports.behind(_PATIENCE), (0, [])))[1] if saved or done else []
@@ -193,14 +187,14 @@ async def _shown(
         "saved": saved,
         "warnings": await admin.users.without_effect(special.body, saved) if has_warnings else [],
         "done": done,
-        "error": _said(error),
+        "error": _message(error),
         "problem": problem,
     }
     return page(request, "caller.html", status=_status(error), **known)
 
 
 async def _special(admin: AdminService, caller: Caller) -> tuple[SpecialUser, bool]:
-    """Return what is special about a caller, and whether only this node says so, as the database does not answer."""
+    """Return tier and overrides of a caller, and whether the database is unavailable, so that they are this node's."""
     if not caller.is_user:
         return SpecialUser({}, 0), False
     try:
@@ -210,11 +204,11 @@ async def _special(admin: AdminService, caller: Caller) -> tuple[SpecialUser, bo
 
 
 def _fixed(admin: AdminService, *, is_away: bool = False) -> str:
-    """Return why nothing can be changed here: "file" or "away"; empty if it can."""
+    """Return why nothing can be changed: "file" or "away"; empty if it can."""
     return "file" if isinstance(admin.rules, FileRules) else "away" if is_away else ""
 
 
-def _said(error: Exception | None) -> str:
+def _message(error: Exception | None) -> str:
     if isinstance(error, VersionConflict):
         return (
             "someone else has changed this user in the meantime: check what applies now, and save again to replace it"
@@ -230,15 +224,15 @@ def _status(error: Exception | None) -> int:
 
 
 async def _raising(
-    request: _WebRequest, admin: AdminService, caller: Caller, rule_id: str, *, error: Exception | None = None
+    request: WebRequest, admin: AdminService, caller: Caller, rule_id: str, *, error: Exception | None = None
 ) -> Response[str]:
-    """Show the form by which a rule is changed for one user, with what it is now."""
+    """Show the form of an override, with the present limits."""
     if not caller.is_user:
         raise UsageError("overrides apply to users: for one key or address, add a rule with a key_pattern")
     (special, is_away), use = await _special(admin, caller), await _use(admin, caller, rule_id)
     override = special.body.get("overrides", {}).get(rule_id)
     fields = [_fields(quota, is_raised=override is None) for quota in use.quotas]
-    known = {"who": caller, "use": use, "override": override, "version": special.version, "error": _said(error)}
+    known = {"who": caller, "use": use, "override": override, "version": special.version, "error": _message(error)}
     known |= {
         "quotas": fields,
         "form": await form_of(request) if error else {},
@@ -248,7 +242,7 @@ async def _raising(
 
 
 async def _use(admin: AdminService, caller: Caller, rule_id: str) -> RuleUse:
-    """Return what a rule means to a caller. Raises UnknownObject."""
+    """Return the limits of a rule for a caller. Raises UnknownObject."""
     uses, _ = await admin.users.uses(caller.principal, 0, 1, {rule_id})
     if not uses or uses[0].rule.id != rule_id or uses[0].missing:
         raise UnknownObject(f"no rule {rule_id!r:.80} counts {caller.kind} {caller.name!r:.80}")
@@ -256,15 +250,14 @@ async def _use(admin: AdminService, caller: Caller, rule_id: str) -> RuleUse:
 
 
 def _fields(quota: Quota, *, is_raised: bool) -> dict[str, Any]:
-    """Return what the form has of a quota: as it is or, as a suggestion, twice as much."""
+    """Return the fields of a quota, doubled as a suggestion if `is_raised`."""
     body: dict[str, Any] = to_data(quota)
     suggested = {name: 2 * body[name] for name in ("limit", "burst", "capacity") if is_raised and body.get(name, 0) > 0}
     return {"burst": "", **body, **suggested}
 
 
 @post("/who/override", opt=EDITOR)
-async def override(request: _WebRequest, admin: Admin) -> Response[Any]:
-    """Change a rule for one user."""
+async def override(request: WebRequest, admin: Admin) -> Response[Any]:
     form = await form_of(request)
     caller, rule_id = _changed(request), form.get("rule", "")
     try:
@@ -277,7 +270,7 @@ async def override(request: _WebRequest, admin: Admin) -> Response[Any]:
 
 
 def _change(form: Form, use: RuleUse, special: Mapping[str, Any], rule_id: str) -> dict[str, Any]:
-    """Return the override that a form asks for: what differs from what is usual. Raises UsageError."""
+    """Return the override in a form: its differences from the usual quotas. Raises UsageError."""
     usual = [to_data(quota) for quota in use.usual]
     wanted: list[dict[str, Any]] = []
     for place, quota in enumerate(usual):
@@ -302,7 +295,7 @@ def _count(name: str, text: str) -> int:
 
 
 def _until(form: Form, present: str | None) -> str | None:
-    """Return when a change is to end; None: never. Raises UsageError."""
+    """Return the end of an override; None: never. Raises UsageError."""
     lasting = form.get("lasting", "")
     if lasting in _LASTING:
         return moment_text((epoch_us() + _LASTING[lasting]) // 1_000_000 * 1_000_000)
@@ -318,8 +311,7 @@ def _until(form: Form, present: str | None) -> str | None:
 
 
 @post("/who/end", opt=EDITOR)
-async def end_override(request: _WebRequest, admin: Admin) -> Response[Any]:
-    """End the override of a rule."""
+async def end_override(request: WebRequest, admin: Admin) -> Response[Any]:
     form = await form_of(request)
     caller, actor = _changed(request), actor_of(request, form)
     await admin.users.end_override(caller.name, form.get("rule", ""), actor)
@@ -327,8 +319,7 @@ async def end_override(request: _WebRequest, admin: Admin) -> Response[Any]:
 
 
 @post("/who/tier", opt=EDITOR)
-async def set_tier(request: _WebRequest, admin: Admin) -> Response[Any]:
-    """Move a user to a tier."""
+async def set_tier(request: WebRequest, admin: Admin) -> Response[Any]:
     form = await form_of(request)
     caller = _changed(request)
     try:
@@ -340,8 +331,7 @@ async def set_tier(request: _WebRequest, admin: Admin) -> Response[Any]:
 
 
 @post("/who/reset", opt=EDITOR)
-async def reset(request: _WebRequest, admin: Admin) -> Response[Any]:
-    """Forget what a caller used, of one rule or of all."""
+async def reset(request: WebRequest, admin: Admin) -> Response[Any]:
     form = await form_of(request)
     caller, rule_id = _changed(request), form.get("rule", "")
     await admin.users.reset_caller(caller.principal, [rule_id] if rule_id else (), actor_of(request, form))
@@ -352,12 +342,14 @@ LISTS = ("allow", "deny")
 
 
 @post("/who/list", opt=EDITOR)
-async def put_on_list(request: _WebRequest, admin: Admin) -> Response[Any]:
-    """Let a caller through whatever its limits are, or refuse it, or let limits decide again."""
+async def put_on_list(request: WebRequest, admin: Admin) -> Response[Any]:
+    """Add a caller to the list `allow` or `deny`, or remove it."""
     form = await form_of(request)
     caller, name = _changed(request), form.get("list", "")
     if name not in LISTS or "*" in caller.name:
-        raise UsageError("a caller is put on the list allow or deny; a * in a list stands for any characters")
+        raise UsageError(
+            "list must be allow or deny, and the name must not have a *, which in a list stands for any characters"
+        )
     is_listed, entries, version = await _list(admin, caller, name)
     if is_listed == bool(form.get("remove")):
         left = [each for each in entries if each != caller.entry]
@@ -367,14 +359,14 @@ async def put_on_list(request: _WebRequest, admin: Admin) -> Response[Any]:
 
 
 async def _list(admin: AdminService, caller: Caller, name: str) -> tuple[bool, list[dict[str, str]], int]:
-    """Return whether a caller is on a list, all that is, and the version of that."""
+    """Return whether a caller is on a list, the entries of the list, and its version."""
     stored = await _or(admin.get(ObjectKind.SETTING, name), None)
     entries = stored.body if stored else []
     return caller.entry in entries, entries, stored.version if stored else 0
 
 
-def _changed(request: _WebRequest) -> Caller:
-    """Return for whom a form changes something: its address says so, in which spaces stay. Raises UsageError."""
+def _changed(request: WebRequest) -> Caller:
+    """Return the caller that a form changes, from the URL, which preserves spaces. Raises UsageError."""
     caller = _caller_in(request)
     if caller is None:
         raise UsageError("the form names no caller: reload the page")

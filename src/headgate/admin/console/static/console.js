@@ -29,7 +29,7 @@ function labelCells() {
   }
 }
 
-// data-live="SECONDS" on an element with an id: it is fetched again, while somebody can see it.
+// data-live="SECONDS" on an element with an id: it is fetched again while it is visible.
 function live() {
   const elements = [...document.querySelectorAll("[data-live]")];
   if (!elements.length) return;
@@ -49,14 +49,14 @@ function live() {
   setTimeout(again, seconds * 1000);
 }
 
-// data-preview="ID ..." on a form: what it would do is shown in those elements while somebody types. The answer is
+// data-preview="ID ..." on a form: what it would do is shown in those elements while the form is edited. The answer is
 // that of its button with data-previews (else of its action), which changes nothing.
 function preview(form) {
   let waiting, typed, latest = 0;
   const show = async () => {
     const mine = latest;
     const targets = form.dataset.preview.split(" ").map((id) => document.getElementById(id))
-      .filter((each) => each && !each.contains(typed)); // what somebody types in stays as it is
+      .filter((each) => each && !each.contains(typed)); // the edited element is not replaced
     targets.forEach((each) => each.classList.add("stale"));
     const button = form.querySelector("[data-previews]");
     const url = (button && button.formAction) || form.action;
@@ -67,7 +67,7 @@ function preview(form) {
       const answer = await fetch(asks[0], { ...asks[1], headers: { accept: "text/x-part" } });
       if (answer.status === 401) location.reload();
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      if (mine !== latest) return; // somebody has typed on
+      if (mine !== latest) return; // the form was edited again
       const focused = document.activeElement;
       targets.forEach((each) => {
         const fresh = page.getElementById(each.id);
@@ -129,7 +129,7 @@ if (menu) menu.addEventListener("click", () => {
   menu.setAttribute("aria-expanded", String(isOpen));
 });
 
-// The theme: that of the system, unless somebody chooses.
+// The theme: that of the system, unless the user has chosen one.
 const themes = ["system", "light", "dark"];
 const themed = document.querySelector("[data-theme]:not(html)");
 function show(theme) {
