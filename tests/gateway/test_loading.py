@@ -164,7 +164,7 @@ BAD = [
     (route(timeout="2d"), ["is not from 0.01 s to 86400 s"]),
     (route(attributes={"user": "ada"}), ["'user' cannot be a key here"]),
     (route(attributes={"Kind": "a"}), ["'Kind' cannot be a key here"]),
-    (route(cost_from_response="x cost"), ["a header name has"]),
+    (route(cost_from_response="x cost"), ["a header name must have"]),
     (route(cors={"origins": ["app.example.com"]}), ["'app.example.com' is not an origin"]),
     (route(cors={"origins": ["*"], "credentials": True}), ["cookies for every origin"]),
     ({**GOOD, "routes": []}, ["routes: leads nowhere"]),
@@ -177,7 +177,7 @@ BAD = [
     (identity(tokens=[{"audience": "any", "jwks": "no.json", "algorithms": ["RS256"]}]), ["cannot be read"]),
     (identity(tokens=[{"audience": "any", "jwks": "rules", "algorithms": ["RS256"]}]), ["a JWK set is JSON"]),
     (identity(tokens=[{"audience": "any", "jwks": "rules"}]), ["say by which algorithms"]),
-    (identity(tokens=[{"audience": "any", "secret_file": "short"}]), ["has at least 32 bytes"]),
+    (identity(tokens=[{"audience": "any", "secret_file": "short"}]), ["must have at least 32 bytes"]),
     (
         identity(tokens=[{"audience": "any", "secret_file": "long", "algorithms": ["RS256"]}]),
         ["a shared secret is for one algorithm"],

@@ -103,14 +103,14 @@ def test_the_scheme_is_the_first_word(value: bytes, scheme: str, found: bytes | 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "one of the two"),
-        ({"known": {digest(KEY): MOBILE}, "verified_upstream": True}, "one of the two"),
-        ({"known": {KEY: MOBILE}}, "known by its digest"),
-        ({"known": {digest(KEY).upper(): MOBILE}}, "known by its digest"),
-        ({"known": {digest(KEY): "mobile"}}, "is a Holder"),
-        ({"verified_upstream": True, "secret": b"short"}, "at least 16 bytes"),
-        ({"verified_upstream": True, "secret": "text"}, "at least 16 bytes"),
-        ({"verified_upstream": True, "scheme": "Be arer"}, "scheme is a word"),
+        ({}, "set either the known keys"),
+        ({"known": {digest(KEY): MOBILE}, "verified_upstream": True}, "set either the known keys"),
+        ({"known": {KEY: MOBILE}}, "given by its digest"),
+        ({"known": {digest(KEY).upper(): MOBILE}}, "given by its digest"),
+        ({"known": {digest(KEY): "mobile"}}, "must be a Holder"),
+        ({"verified_upstream": True, "secret": b"short"}, "at least 16 random bytes"),
+        ({"verified_upstream": True, "secret": "text"}, "at least 16 random bytes"),
+        ({"verified_upstream": True, "scheme": "Be arer"}, "scheme must be a word"),
         ({"verified_upstream": True, "header": "X_API_KEY"}, "no underscore"),
     ],
 )

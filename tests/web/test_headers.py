@@ -206,7 +206,7 @@ def test_the_windows_of_one_rule_are_told_apart() -> None:
 
 
 def test_names_must_be_as_many_as_limits() -> None:
-    with pytest.raises(InvalidHeader, match="1 limits need 1 names, not 2"):
+    with pytest.raises(InvalidHeader, match="1 limits need 1 names, got 2"):
         WRITE.of(CALM, ["a", "b"])
 
 
@@ -222,7 +222,7 @@ def test_nothing_can_be_injected(text: str) -> None:
     "settings", [{"reset_format": "delta"}, {"reset_format": None}, {"ietf": "draft-99"}, {"ietf": ""}]
 )
 def test_settings_that_do_not_exist_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSettings, match="not"):
+    with pytest.raises(InvalidSettings, match="must be"):
         ResponseHeaders(**settings)
 
 

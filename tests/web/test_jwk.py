@@ -44,10 +44,10 @@ def test_the_curve_decides_which_algorithm_a_key_fits() -> None:
 @pytest.mark.parametrize(
     ("jwks", "message"),
     [
-        ({}, "a JWK set is"),
-        ([], "a JWK set is"),
-        ({"keys": {}}, "a JWK set is"),
-        ({"keys": ["x"]}, "a JWK set is"),
+        ({}, "a JWK set must be"),
+        ([], "a JWK set must be"),
+        ({"keys": {}}, "a JWK set must be"),
+        ({"keys": ["x"]}, "a JWK set must be"),
         ({"keys": []}, "none of the 0 keys"),
         ({"keys": [{"kty": "oct", "k": "c2VjcmV0"}]}, "none of the 1 keys"),
         ({"keys": [{"kty": "RSA", "n": "!", "e": "AQAB"}]}, "not a key for RS256"),
@@ -88,7 +88,7 @@ def test_a_public_key_is_never_a_shared_secret(algorithm: str) -> None:
         ("HS256", b"x" * 31, "at least 32 bytes"),
         ("HS512", b"x" * 63, "at least 64 bytes"),
         ("HS256", b"", "not a key|at least 32 bytes"),
-        ("HS256", 7, "text or bytes, not int"),
+        ("HS256", 7, "text or bytes, got int"),
         ("RS256", b"text", "not a key"),
         ("ES256", public_pem("RS256"), "not a key"),
         ("RS256", public_pem("ES256"), "not a key"),
@@ -119,7 +119,7 @@ def test_a_key_of_another_kind_is_refused_even_where_pyjwt_does_not_look() -> No
 def test_a_short_rsa_key_is_refused() -> None:
     short = rsa.generate_private_key(65537, 1024).public_key()  # noqa: S505  that is the point
     pem = short.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    with pytest.raises(InvalidSettings, match="at least 2048 bits, not 1024"):
+    with pytest.raises(InvalidSettings, match="at least 2048 bits, got 1024"):
         VerificationKey.load("RS256", pem)
 
 
@@ -132,7 +132,7 @@ def test_errors_and_representations_show_no_key() -> None:
 
 
 def test_a_curve_is_checked_even_where_pyjwt_does_not() -> None:
-    with pytest.raises(InvalidSettings, match="ES384 needs a key on the curve P-384, not secp256r1"):
+    with pytest.raises(InvalidSettings, match="ES384 needs a key on the curve P-384, got secp256r1"):
         _prepared("ES384", "", jwt.get_algorithm_by_name("ES384"), private_key("ES256").public_key)
 
 

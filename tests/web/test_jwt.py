@@ -263,9 +263,9 @@ def test_users_of_two_issuers_are_two_users() -> None:
         ({"leeway_s": -1}, "leeway_s"),
         ({"realm": "a:b"}, "realm"),
         ({"claims": {}}, "names the user"),
-        ({"claims": {"user": "sub", "ip": "addr"}}, "cannot tell 'ip'"),
-        ({"claims": {"user": "sub", "apikey": "k"}}, "cannot tell 'apikey'"),
-        ({"claims": {"user": ""}}, "cannot tell 'user'"),
+        ({"claims": {"user": "sub", "ip": "addr"}}, "cannot set 'ip'"),
+        ({"claims": {"user": "sub", "apikey": "k"}}, "cannot set 'apikey'"),
+        ({"claims": {"user": ""}}, "cannot set 'user'"),
     ],
 )
 def test_an_issuer_that_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:

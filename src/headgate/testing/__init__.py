@@ -1,7 +1,7 @@
-"""Help for tests of code that uses limits, and of stores.
+"""Tools for tests of code that uses limits, and of stores.
 
-`ManualClock` makes time a matter of your test. `headgate.testing.conformance` is the contract of a store as a test
-suite (it needs pytest and hypothesis). The fixture `manual_clock` is there in every pytest run with Headgate installed.
+`ManualClock` lets tests control time. `headgate.testing.conformance` is the contract of a store as a test suite; it
+needs pytest and hypothesis. With Headgate installed, pytest has the fixture `manual_clock`.
 """
 
 from headgate.testing.clock import ManualClock

@@ -1,4 +1,4 @@
-"""An asynchronous store for callers that block, so that one test suite serves both kinds."""
+"""A synchronous form of asynchronous stores, so that one test suite covers both kinds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Blocking:
-    """Runs an `AsyncStore` in an event loop of its own, on a thread of its own."""
+    """Runs an `AsyncStore` in its own event loop, on its own thread."""
 
     def __init__(self, store: AsyncStore) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""A clock that stands still until told otherwise."""
+"""A clock for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headgate.locks import new_lock
 
 
 class ManualClock:
-    """A clock for tests: time passes when you say so, and whoever waits for it wakes then.
+    """A clock that stands still until the test advances it, which wakes those that wait for it.
 
     >>> clock = ManualClock()
     >>> clock.advance(0.25)
@@ -19,11 +19,11 @@ class ManualClock:
     250000
 
     Args:
-        now: the time to begin with, in microseconds since the epoch.
+        now: the initial time, in microseconds since the epoch.
     """
 
     START = 1_750_000_000_000_000
-    """A moment in June 2025, at the boundary of a second, 40 s into a minute."""
+    """In June 2025, at the start of a second, 40 s into a minute."""
 
     def __init__(self, now: int = START) -> None:
         self._now = now
@@ -37,11 +37,11 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float = 0, *, us: int = 0) -> None:
-        """Let time pass: `seconds`, rounded to microseconds, plus `us` microseconds. Negative steps back."""
+        """Advance by `seconds`, rounded to microseconds, plus `us` microseconds. Negative: step back."""
         self._move(lambda now: now + round(seconds * 1_000_000) + us)
 
     def set(self, now: int) -> None:
-        """Make it `now`, in microseconds since the epoch."""
+        """Set the time, in microseconds since the epoch."""
         self._move(lambda _: now)
 
     def _move(self, change: Callable[[int], int]) -> None:
@@ -53,7 +53,7 @@ class ManualClock:
 
     @property
     def sleepers(self) -> int:
-        """How many wait for a point in time now."""
+        """The number of waits for a point in time."""
         with self._lock:
             return len(self._sleepers)
 
@@ -68,7 +68,7 @@ class ManualClock:
 
     @contextmanager
     def _sleeping(self, wake: Callable[[], object], until: int | None) -> Iterator[None]:
-        """Have `wake` called at `until`, for the length of a with block."""
+        """Call `wake` at `until`, if that is within the block."""
         sleeper = object()
         with self._lock:
             if until is not None:

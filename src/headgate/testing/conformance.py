@@ -10,11 +10,11 @@ A test module for a store has two classes::
         def make_store(self, clock):
             return MyStore(clock=clock)
 
-The first states the contract piece by piece. The second plays random sequences of operations, with time passing (and
-sometimes falling back) and limits changing in between, and compares every answer with that of the pure core.
+The first tests the contract law by law. The second runs random sequences of operations, in which time passes (and
+sometimes steps back) and limits change, and compares every result with that of the pure core.
 
-An asynchronous store is tested through `headgate.testing.blocking.Blocking`. The clock is a `ManualClock`: a store
-whose time comes from elsewhere must be able to take it from there in tests.
+An asynchronous store is tested through `headgate.testing.blocking.Blocking`. The clock is a `ManualClock`, which a
+store with another source of time must use in tests.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ __all__ = ["CALENDARS", "FEW", "LARGE", "QUOTAS", "SECOND", "StoreConformance", 
 
 
 class StoreConformance(WithStore):
-    """What every store must do, piece by piece."""
+    """The contract of every store, law by law."""
 
     quotas = QUOTAS + CALENDARS
-    """What the laws of a single limit are tried with."""
+    """For the laws of a single limit."""
     large = LARGE
-    """Likewise, for those about large numbers."""
+    """For the laws about large numbers."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run a law once for each quota. pytest calls this for each test of the class."""
+        """Run a law once for each quota; called by pytest for each test of the class."""
         for name, quotas in (("quota", self.quotas), ("large", self.large)):
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, quotas, ids=str)
@@ -112,7 +112,7 @@ class StoreConformance(WithStore):
         assert not store.run(Call(Verb.CHECK, plan))
 
     def test_a_charge_is_refunded_once(self, store: Store, clock: ManualClock, quota: Quota) -> None:
-        """Asked again, the store gives the first answer again; and nothing once the charge would not count any more."""
+        """A repeated refund returns the first result, and does nothing once the charge no longer counts."""
         plan, token = family(quota).plan("user"), next(names).encode()
         charges = [refund_of(plan, store.run(Call(Verb.CHECK, plan, 2)), each) for each in (token, token + b"2")]
         first = store.run(charges[0])
@@ -183,12 +183,12 @@ class StoreConformance(WithStore):
     def test_a_shadow_plan_takes_the_cost_where_the_request_passes(self, store: Store) -> None:
         plan, tried = family(Quota(2, 60 * SECOND)).plan("user"), family(Quota(9, SECOND), QUOTAS[1]).plan("user")
         call = Call(Verb.CHECK, plan, 2, shadow=(tried,))
-        (told,) = store.run(call).shadow
-        assert (told.allowed, told.taken, [part.remaining for part in told.limits]) == (True, 2, [7, 3])
+        (tried_out,) = store.run(call).shadow
+        assert (tried_out.allowed, tried_out.taken, [part.remaining for part in tried_out.limits]) == (True, 2, [7, 3])
         refusal = store.run(call)
-        (told,) = refusal.shadow
-        assert (refusal.allowed, told.allowed, told.taken) == (False, True, 0)
-        assert [part.remaining for part in told.limits] == [7, 3]
+        (tried_out,) = refusal.shadow
+        assert (refusal.allowed, tried_out.allowed, tried_out.taken) == (False, True, 0)
+        assert [part.remaining for part in tried_out.limits] == [7, 3]
         assert [part.remaining for part in store.run(Call(Verb.PEEK, tried)).limits] == [7, 3]
 
     def test_shadow_plans_refuse_nothing_and_are_each_on_their_own(self, store: Store) -> None:
@@ -197,7 +197,7 @@ class StoreConformance(WithStore):
         store.run(call)
         decision = store.run(call)
         assert (decision.allowed, decision.remaining) == (True, 7)
-        assert [(told.allowed, told.remaining) for told in decision.shadow] == [(False, 0), (True, 3)]
+        assert [(tried_out.allowed, tried_out.remaining) for tried_out in decision.shadow] == [(False, 0), (True, 3)]
 
     def test_shadow_plans_without_a_plan_take_the_cost(self, store: Store) -> None:
         tried = family(Quota(5, 60 * SECOND)).plan("user")
@@ -208,8 +208,8 @@ class StoreConformance(WithStore):
     def test_a_peek_only_looks_at_shadow_plans(self, store: Store) -> None:
         plan, tried = (family(Quota(5, 60 * SECOND)).plan("user") for _ in range(2))
         for _ in range(2):
-            (told,) = store.run(Call(Verb.PEEK, plan, 3, shadow=(tried,))).shadow
-            assert (told.allowed, told.remaining) == (True, 5)
+            (tried_out,) = store.run(Call(Verb.PEEK, plan, 3, shadow=(tried,))).shadow
+            assert (tried_out.allowed, tried_out.remaining) == (True, 5)
 
     def test_keys_are_apart(self, store: Store) -> None:
         keys = ["a", "A", "a ", "a|b", "a|", "|", "{a}", "a:b", "a\n", "a\x00", "é", "e\u0301", "x" * 128, "x" * 129]
@@ -303,7 +303,7 @@ class StoreConformance(WithStore):
         assert store.run(Call(Verb.PEEK, plan)) == left
 
     def test_check_once_does_not_remember_a_refusal(self, store: Store, clock: ManualClock, quota: Quota) -> None:
-        """Who waited as long as it said is admitted, and that is remembered."""
+        """A caller that has waited for retry_after is admitted, and the admission is remembered."""
         plan = family(quota).plan("user")
         token = once_token(plan, 3, "retry")
         store.run(Call(Verb.CHECK, plan, 4))
@@ -316,23 +316,15 @@ class StoreConformance(WithStore):
         assert admission
         assert store.run(Call(Verb.CHECK_ONCE, plan, 3, token)) == admission
 
-    def test_check_once_counts_other_questions_apart(self, store: Store) -> None:
+    def test_check_once_counts_other_requests_separately(self, store: Store) -> None:
         """Another idempotency key, another cost, another principal, other limits, and a plain check."""
         limits, more = family(Quota(10, 3600 * SECOND)), family(Quota(10, 3600 * SECOND))
         plan = limits.plan("user")
-        asked = [
-            (plan, 1, "a"),
-            (plan, 1, "b"),
-            (plan, 2, "a"),
-            (limits.plan("other"), 1, "a"),
-            (more.plan("user"), 1, "a"),
-        ]
+        others = [(limits.plan("other"), 1, "a"), (more.plan("user"), 1, "a")]
+        requests = [(plan, 1, "a"), (plan, 1, "b"), (plan, 2, "a"), *others]
+        calls = [Call(Verb.CHECK_ONCE, each, cost, once_token(each, cost, key)) for each, cost, key in requests]
         for _ in range(2):
-            found = [
-                store.run(Call(Verb.CHECK_ONCE, each, cost, once_token(each, cost, key))).remaining
-                for each, cost, key in asked
-            ]
-            assert found == [9, 8, 6, 9, 9]
+            assert [store.run(call).remaining for call in calls] == [9, 8, 6, 9, 9]
         assert store.run(Call(Verb.CHECK, plan)).remaining == 5
 
     def test_check_once_remembers_for_5_minutes(self, store: Store, clock: ManualClock) -> None:
@@ -362,7 +354,7 @@ class StoreConformance(WithStore):
         assert store.run(Call(Verb.PEEK, raised)).remaining == 9
 
     def test_check_once_takes_nothing_from_other_limits_that_come_with_a_token(self, store: Store) -> None:
-        """It answers what they have, however little that is, and names nothing that could be given back."""
+        """It returns their state, however little remains, and nothing that could be refunded."""
         user, address = family(Quota(5, 3600 * SECOND)).plan("ada"), family(Quota(2, 3600 * SECOND))
         token, one, other = b"one request 1234", address.plan("192.0.2.1"), address.plan("192.0.2.2")
         first = store.run(Call(Verb.CHECK_ONCE, (*user, *one), 2, token, caller="ada"))

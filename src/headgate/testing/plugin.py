@@ -1,4 +1,4 @@
-"""Fixtures for pytest, found by it through an entry point."""
+"""Fixtures for pytest, which finds them by an entry point."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from headgate.testing.clock import ManualClock
 
 @pytest.fixture
 def manual_clock() -> ManualClock:
-    """A clock that stands still until told otherwise: ``Limiter("5/s", clock=manual_clock)``."""
+    """A clock that stands still until the test advances it: ``Limiter("5/s", clock=manual_clock)``."""
     return ManualClock()

@@ -1,4 +1,4 @@
-"""The simplest store there is: the pure core over a dictionary. What every other store must agree with."""
+"""The reference for all stores: the pure core over a dictionary."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headgate.stores.wrapping import plain_check
 
 
 class ReferenceStore:
-    """Keeps every state for ever, for one thread."""
+    """Keeps every state forever; for one thread."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.states: dict[tuple[str, Principal], State] = {}
         self.answers: dict[bytes, tuple[int, Decision, int]] = {}
-        """Of `check_once`, and of refunds that are made once, each with the time when it ends."""
+        """Of `check_once` and of refunds with a token, each with the time when it ends."""
 
     def run(self, call: Call) -> Decision:
         if call.shadow:

@@ -1,4 +1,4 @@
-"""What the tests of a store ask it about: quotas of every kind, and limits that no other test shares."""
+"""Data for the tests of stores: quotas of every kind, and limits that no other test uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUOTAS = [
 """One of each kind, all with a capacity of 5."""
 
 CALENDARS = [Quota.per(5, Calendar("day", "Europe/Berlin")), Quota.per(5, Calendar("month", "Australia/Lord_Howe"))]
-"""Likewise, in windows of the calendar."""
+"""The same for calendar windows."""
 
 LARGE = [
     *(Quota(20_011, 86_400 * SECOND, algorithm=algorithm) for algorithm in Algorithm),
@@ -35,25 +35,25 @@ LARGE = [
     Quota(22_517_000, 100 * SECOND, algorithm=Algorithm.SLIDING_WINDOW_COUNTER),
     Quota(7, 3650 * 86_400 * SECOND, algorithm=Algorithm.LEAKY_BUCKET),
 ]
-"""Quotas whose arithmetic comes near the bound of what is exact."""
+"""Quotas whose arithmetic is close to the bound of exactness."""
 
 FEW = [QUOTAS[0], CALENDARS[0]]
-"""Enough for a store that asks another one, which is tested with all: what is counted, and in windows of what."""
+"""Enough for a store that wraps another one, which is tested with all quotas."""
 
 names = (f"limit-{number}" for number in count())
 """Names of limits that no other test uses."""
 
 
 def family(*quotas: Quota) -> Family:
-    """Return limits that no other test shares, even in a store that outlives the test."""
+    """Return limits that no other test uses, even in a store that outlives the test."""
     return Family(next(names), quotas)
 
 
 def hesitating(quota: Quota) -> Quota:
-    """Return `quota` with a step that lets other threads run before it answers.
+    """Return `quota` with a step that lets other threads run before it returns.
 
-    A store that is not atomic is between reading and writing then, and is found out. (One that does not decide in this
-    process never calls it.)
+    A store that is not atomic is then between reading and writing, so that the test fails. (A store that decides in
+    another process never calls the step.)
     """
     quota = replace(quota)
     step = quota.step
@@ -68,8 +68,8 @@ def hesitating(quota: Quota) -> Quota:
 
 
 class WithStore:
-    """A class of tests for one store."""
+    """Tests of one store."""
 
     def make_store(self, clock: ManualClock) -> Store:
-        """Return a new store that takes its time from `clock`."""
+        """Return a new store that uses `clock`."""
         raise NotImplementedError(f"{type(self).__name__} must define make_store(clock)")

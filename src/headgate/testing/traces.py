@@ -1,4 +1,4 @@
-"""Random sequences of operations, played to a store and to the pure core."""
+"""Random sequences of operations on a store, compared with the pure core."""
 
 # ruff: noqa: S101  a test suite asserts
 
@@ -32,10 +32,10 @@ _LEAPS = [1, ONCE_US, _DAY, 40 * _DAY]
 
 
 class StoreTraces(WithStore):
-    """Random operations, each answer compared with the pure core's."""
+    """Random operations, whose results must equal those of the pure core."""
 
     examples = 100
-    """How many sequences to try."""
+    """The number of sequences."""
 
     def test_every_answer_is_that_of_the_pure_core(self) -> None:
         clock = ManualClock()
@@ -52,14 +52,14 @@ class StoreTraces(WithStore):
 
 
 class _Machine(RuleBasedStateMachine):
-    """A store under test beside the reference store, on one clock."""
+    """A store under test and the reference store, on one clock."""
 
     store: Store
     clock: ManualClock
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock.set(ManualClock.START)  # every sequence is the same when played again
+        self.clock.set(ManualClock.START)  # so that a sequence can be replayed
         self.reference = ReferenceStore(self.clock)
         self.name = next(names)
         self.quotas: list[Quota] = []
@@ -85,7 +85,7 @@ class _Machine(RuleBasedStateMachine):
     @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5), once=st.sampled_from("xyz"))
     def check_once(self, key: str, cost: int, once: str) -> None:
         plan, cost = self._plan(key), self._possible(cost)
-        token = once_token(plan, cost, f"{once}{self.changes}")  # which limit an answer names after a change is open
+        token = once_token(plan, cost, f"{once}{self.changes}")  # after a change, any limit may be named
         self._same(Call(Verb.CHECK_ONCE, plan, cost, token))
 
     @rule(key=st.sampled_from("ab"), cost=st.integers(1, 5))
@@ -102,7 +102,7 @@ class _Machine(RuleBasedStateMachine):
     def refund_what_was_taken(self, data: st.DataObject) -> None:
         number = data.draw(st.integers(0, len(self.decisions) - 1))
         key, decision = self.decisions[number]
-        named = f"{self.name}#{number}#{self.changes}"  # which limit an answer names after a change is open
+        named = f"{self.name}#{number}#{self.changes}"  # after a change, any limit may be named
         token = named.encode() if data.draw(st.booleans()) else b""
         self._same(refund_of(self._plan(key), decision, token))
 
@@ -143,7 +143,7 @@ class _Machine(RuleBasedStateMachine):
         self.clock.advance(us=-us)
 
     def nothing_to_forget(self) -> bool:
-        """Is no state void, no answer too old? A store may have forgotten it, and no clock brings it back."""
+        """Whether no state is void and no answer expired, which a store may have dropped for good."""
         now = self.clock.now()
         if any(until <= now for until, *_ in self.reference.answers.values()):
             return False
@@ -165,7 +165,7 @@ class _Machine(RuleBasedStateMachine):
             self._same(Call(Verb.PEEK, self._plan(key)))
 
     def _same(self, call: Call) -> Decision:
-        """Make a call of both stores, and return the one answer that they give."""
+        """Return the decision about a call, which must be the same in both stores."""
         decision = self.store.run(call)
         assert decision == self.reference.run(call)
         return decision

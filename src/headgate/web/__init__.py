@@ -1,15 +1,15 @@
-"""What every HTTP front of Headgate needs and none should write twice: who asks, and what to answer.
+"""Identification of callers, and HTTP responses, for every API and framework.
 
 Pure functions of bytes and values: no I/O, no clock (time is an argument, in microseconds), no framework.
 
 =====================  ================================================================================
 `web.address`          the client's address: peer and proxy headers in, canonical address and key out
-`web.identity`         who asks: API key, verified token, address
-`web.apikey`           API keys, known by their digests
+`web.identity`         the caller: by API key, verified token and address
+`web.apikey`           API keys, stored as digests
 `web.jwt`, `web.jwk`   tokens (JWT) and the keys that verify them; needs the extra ``jwt``
 `web.headers`          the response headers of a decision
-`web.ietf`             the part of them that the IETF is still changing, by version of its draft
-`web.problem`          bodies of refusals (RFC 9457)
+`web.ietf`             the IETF's header fields, by version of the draft
+`web.problem`          problem documents (RFC 9457)
 =====================  ================================================================================
 
 Nothing that a client merely claims chooses a key: a header counts only from a proxy that is configured as trusted, and

@@ -1,22 +1,22 @@
-"""Where a request comes from: the address of the client behind the proxies that are trusted, and of no other.
+"""The address of a client behind trusted proxies.
 
-Anybody can send ``X-Forwarded-For: 1.2.3.4``. So by default the client is the *peer*, whoever opened the connection.
-Behind proxies, name **one** header that they write and say which of them to believe::
+Any client can send ``X-Forwarded-For: 1.2.3.4``. By default, the client is therefore the *peer*, which opened the
+connection. Behind proxies, name **one** header that they write, and the proxies to trust::
 
     AddressReader("x-forwarded-for", trusted=["10.0.0.0/8", "2001:db8:53::/48"])    # by address: preferred
-    AddressReader("forwarded", hops=2)                                              # the last two, whoever they are
+    AddressReader("forwarded", hops=2)                                              # the last two, at any address
     AddressReader("cf-connecting-ip", trusted=[...])                                # a header with a single address
 
-The laws, all of which are tested on arbitrary bytes:
+The laws, all tested on arbitrary bytes:
 
-1. A header counts only if the peer is trusted. (With `hops` it is, by declaration: let nobody else reach the port.)
+1. A header counts only if the peer is trusted. (With `hops` it always is: let no other peer reach the port.)
 2. All lines of the header are one list, walked from right to left. With `trusted`, the first address that is not
    trusted is the client, and if all are trusted, the leftmost is. With `hops`, the N-th from the right is.
-3. What a client puts left of that never changes the answer.
-4. What is absent, too short or malformed leads to the last address that a trusted proxy vouched for, at worst the peer:
-   never to an error, and never to something the client chose. `ClientAddress.finding` says so, to be counted.
+3. What a client puts left of that never changes the result.
+4. An absent, short or malformed header leads to the last address that a trusted proxy vouched for, at worst the peer:
+   never to an error, and never to something the client chose. `ClientAddress.finding` has the reason, for metrics.
 
-At most 20 addresses and 4 KiB are looked at.
+At most 20 addresses and 4 KiB are read.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from headgate.web.errors import InvalidSettings
 from headgate.web.lines import HeaderLines, collect, forwarded_elements, header_name, plain_elements, right_end
 
 MAX_HOPS = 20
-"""The most addresses of a header that are looked at."""
+"""Addresses of a header that are read."""
 UNKNOWN = "unknown"
-"""The key of all whose address is not known, such as those on a Unix socket."""
+"""The key of clients without an address, such as those on a Unix socket."""
 LONGEST = 128
-"""More characters than any written address, its zone and port included, has."""
+"""Characters; no address is longer, with its zone and port."""
 _PORT_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _IPV4 = int(AF_INET)
 _LISTS = {b"x-forwarded-for": plain_elements, b"forwarded": forwarded_elements}
@@ -52,43 +52,40 @@ class AddressFinding(StrEnum):
     """How an address was found."""
 
     PEER = "peer"
-    """The peer, as configured."""
     HEADER = "header"
-    """In the header."""
     UNTRUSTED_PEER = "untrusted_peer"
-    """The peer is not a trusted proxy: it is the client, and its header, if any, was not read."""
+    """The peer is not a trusted proxy, so it is the client; a header was not read."""
     ABSENT = "absent"
-    """The header is not there."""
     SHORT = "short"
-    """The header has fewer addresses than there are hops."""
+    """The header has fewer addresses than hops."""
     REPEATED = "repeated"
-    """The header must be there once, and is there more often."""
+    """A header with a single address is present more than once."""
     MALFORMED = "malformed"
-    """What a trusted proxy should have written is not an address."""
+    """A trusted proxy's entry is not an address."""
     TOO_LONG = "too_long"
-    """Nothing but trusted addresses as far as anybody looks."""
+    """All addresses that were read are trusted."""
     ATTESTED = "attested"
-    """A trusted proxy told it apart from what its client sent."""
+    """From a trusted proxy, separate from what its client sent."""
 
 
-_ATTESTED = AddressFinding.ATTESTED  # to look it up in its class takes as long as the rest
+_ATTESTED = AddressFinding.ATTESTED  # attribute lookup in an enum is slow
 _Found: TypeAlias = tuple[IpAddress | None, AddressFinding]
 
 
 class ClientAddress(msgspec.Struct, frozen=True, gc=False):
-    """The address of a client, and how it was found."""
+    """The address of a client."""
 
     key: str
-    """What limits are kept for: the IPv4 address, the IPv6 network, or "unknown"."""
+    """The key of limits: the IPv4 address, the IPv6 network, or "unknown"."""
     client: IpAddress | None
-    """The whole address; None if it is not known (a Unix socket)."""
+    """None if it is not known (a Unix socket)."""
     peer: IpAddress | None
-    """Who opened the connection."""
+    """The address that opened the connection."""
     finding: AddressFinding
 
     @property
     def text(self) -> str:
-        """The whole address; "unknown" if it is not known."""
+        """The client, or "unknown"."""
         return UNKNOWN if self.client is None else self.client.text
 
     @property
@@ -102,7 +99,7 @@ class ClientAddress(msgspec.Struct, frozen=True, gc=False):
         }
 
     def network(self, ipv6_prefix: int) -> str:
-        """Return the key of a wider network, such as the /48, for a second, higher limit."""
+        """Return the key of a wider network, such as a /48, for a second, higher limit."""
         return UNKNOWN if self.client is None else key_of(self.client, ipv6_prefix)
 
 
@@ -111,39 +108,41 @@ class AddressReader:
     """Finds the address of a client; see the laws of this module.
 
     Raises:
-        InvalidSettings: the settings contradict each other, or would believe everybody.
+        InvalidSettings: the settings contradict each other, or trust every client.
     """
 
     source: str = "peer"
     """``peer``, ``x-forwarded-for``, ``forwarded``, or the name of a header that has one address."""
     trusted: Sequence[str] = ()
-    """Networks of proxies to believe, such as ``10.0.0.0/8``; ``unix`` means whoever is on a Unix socket."""
+    """Networks of trusted proxies, such as ``10.0.0.0/8``; ``unix``: any peer on a Unix socket."""
     hops: int = 0
-    """Or the number of proxies to believe, the peer included."""
+    """Or the number of trusted proxies, including the peer."""
     ipv6_prefix: int = 64
-    """Length in bits of the IPv6 network that is one client, 32 to 128."""
+    """Bits of an IPv6 network that counts as one client, 32 to 128."""
 
     header: bytes = field(init=False, repr=False)
-    """The header to collect, in lower case; empty for ``peer``."""
+    """The name of the header, in lower case; empty for ``peer``."""
     _networks: _Networks = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        derive = object.__setattr__  # the instance is frozen; these are parts of its construction
+        derive = object.__setattr__  # the instance is frozen
         if isinstance(self.trusted, str):
-            raise InvalidSettings(f"trusted is a list of networks, such as ['10.0.0.0/8'], not {short(self.trusted)}")
+            raise InvalidSettings(
+                f"trusted must be a list of networks, such as ['10.0.0.0/8'], got {short(self.trusted)}"
+            )
         derive(self, "trusted", tuple(self.trusted))
         whole("hops", self.hops, 0, MAX_HOPS, InvalidSettings)
         whole("ipv6_prefix", self.ipv6_prefix, 32, 128, InvalidSettings)
         derive(self, "header", b"" if self.source == "peer" else header_name(self.source))
         derive(self, "_networks", _Networks(self.trusted))
         if self.trusted and self.hops:
-            raise InvalidSettings("give either trusted networks or a number of hops, not both")
+            raise InvalidSettings("set either trusted networks or a number of hops, not both")
         if self.header and not (self.trusted or self.hops):
             raise InvalidSettings(
-                f"anybody can send {self.source}: say whom to believe, with trusted=['10.0.0.0/8'] or hops=1"
+                f"any client can send {self.source}: name the trusted proxies, with trusted=['10.0.0.0/8'] or hops=1"
             )
         if not self.header and (self.trusted or self.hops):
-            raise InvalidSettings("source 'peer' reads no header; with proxies, say which, such as 'x-forwarded-for'")
+            raise InvalidSettings("source 'peer' reads no header; behind proxies, name one, such as 'x-forwarded-for'")
         if self.hops > 1 and self.header not in _LISTS:
             raise InvalidSettings(f"{self.source} has one address, written by the nearest proxy: hops must be 1")
 
@@ -158,18 +157,18 @@ class AddressReader:
         return self.read_values(peer, found.get(self.header, ()))
 
     def read_values(self, peer: str | None, values: Sequence[bytes]) -> ClientAddress:
-        """Do the same, given the values of `header`, in order."""
+        """Do the same with the values of `header`, in order."""
         node = parse(peer) if peer else None
         client, finding = self._find(node, values) if self.header else (node, AddressFinding.PEER)
         key = UNKNOWN if client is None else key_of(client, self.ipv6_prefix)
         return ClientAddress(key, client, node, finding)
 
     def trusts(self, peer: str | None) -> bool:
-        """Whether a peer is a proxy whose word about its client is taken."""
+        """Whether a peer is a trusted proxy."""
         return bool(self.hops) or (parse(peer) if peer else None) in self._networks
 
     def attested(self, peer: str | None, client: IpAddress | None) -> ClientAddress:
-        """Return the address of a client as a proxy that is trusted told it; None if the client has none."""
+        """Return the address of a client that a trusted proxy attests; None if the client has none."""
         key = UNKNOWN if client is None else key_of(client, self.ipv6_prefix)
         return ClientAddress(key, client, parse(peer) if peer else None, _ATTESTED)
 
@@ -183,17 +182,17 @@ class AddressReader:
         if elements is None:
             return _single(peer, values)
         if self.hops:
-            return self._counted(peer, elements(text))
-        return self._walked(peer, elements(text), was_cut=was_cut)
+            return self._count(peer, elements(text))
+        return self._walk(peer, elements(text), was_cut=was_cut)
 
-    def _counted(self, peer: IpAddress | None, elements: Iterator[str]) -> _Found:
+    def _count(self, peer: IpAddress | None, elements: Iterator[str]) -> _Found:
         nearest = list(islice(elements, self.hops))
         if len(nearest) < self.hops:
             return peer, AddressFinding.SHORT
         address = parse(nearest[-1])
         return (peer, AddressFinding.MALFORMED) if address is None else (address, AddressFinding.HEADER)
 
-    def _walked(self, peer: IpAddress | None, elements: Iterator[str], *, was_cut: bool) -> _Found:
+    def _walk(self, peer: IpAddress | None, elements: Iterator[str], *, was_cut: bool) -> _Found:
         vouched = peer
         for element in islice(elements, MAX_HOPS):
             address = parse(element)
@@ -215,7 +214,7 @@ def _single(peer: IpAddress | None, values: Sequence[bytes]) -> _Found:
 
 
 class _Networks:
-    """The networks of the proxies to believe."""
+    """The networks of trusted proxies."""
 
     __slots__ = ("_has_unix", "_networks")
 
@@ -234,27 +233,27 @@ def _network(text: str) -> IpAddress:
     except ValueError as error:
         raise InvalidSettings(f"{short(text)} is not a network such as 10.0.0.0/8: {error}") from None
     if network is None:
-        raise InvalidSettings(f"a network is text such as '10.0.0.0/8', not {short(text)}")
+        raise InvalidSettings(f"a network must be text such as '10.0.0.0/8', got {short(text)}")
     found = canonical(network)
     if not found.length:
-        raise InvalidSettings(f"{text} trusts everybody: name the proxies, or count them with hops")
+        raise InvalidSettings(f"{text} trusts every client: name the networks of the proxies, or count them with hops")
     return found
 
 
 def parse(text: str) -> IpAddress | None:
-    """Read an address as proxies write it, with or without brackets, zone and port; None if it is anything else.
+    """Parse an address as proxies write it, with or without brackets, zone and port; None if it is not one.
 
-    ``203.0.113.9``, ``203.0.113.9:4711``, ``2001:db8::1``, ``[2001:db8::1]``, ``[fe80::1%eth0]:4711``. Spaces around
-    it do not matter. A port may be obfuscated as RFC 7239 has it: ``:_p4711``.
+    ``203.0.113.9``, ``203.0.113.9:4711``, ``2001:db8::1``, ``[2001:db8::1]``, ``[fe80::1%eth0]:4711``. Surrounding
+    spaces are ignored. A port may be obfuscated as in RFC 7239: ``:_p4711``.
     """
     text = text.strip(" \t")
     return _parse(text) if len(text) <= LONGEST else None
 
 
-@lru_cache(maxsize=4096)  # most peers are known; a flood of others costs what it would cost without
+@lru_cache(maxsize=4096)  # peers recur; others cost no more than without it
 def _parse(text: str) -> IpAddress | None:
     try:
-        return IpAddress(text, 4, int.from_bytes(inet_pton(_IPV4, text)), 32)  # most are; there is one way to write it
+        return IpAddress(text, 4, int.from_bytes(inet_pton(_IPV4, text)), 32)  # IPv4 has one notation
     except (OSError, ValueError):
         pass
     if text.startswith("["):

@@ -1,7 +1,7 @@
-"""Paths that are going to go, and the header fields by which their answers say so.
+"""Deprecated paths, and the header fields that announce it.
 
-``Deprecation`` (RFC 9745) says since when a path should not be used any more, ``Sunset`` (RFC 8594) when it stops to
-answer, and a ``Link`` where it is written what to do instead.
+``Deprecation`` (RFC 9745) is the time of the deprecation, ``Sunset`` (RFC 8594) the time after which the path no longer
+responds, and ``Link`` the documentation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Fields: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 
 class Deprecation(NamedTuple):
-    """A path that is going to go, with all below it. Times are in microseconds since the epoch."""
+    """A deprecated path and all paths below it. Times are in microseconds since the epoch."""
 
     path: str
     deprecated: int
@@ -24,7 +24,7 @@ class Deprecation(NamedTuple):
 
     @property
     def fields(self) -> Fields:
-        """The header fields that say so."""
+        """The header fields of responses."""
         found = [(b"deprecation", b"@%d" % (self.deprecated // _SECOND))]
         if self.sunset is not None:
             found.append((b"sunset", formatdate(self.sunset / _SECOND, usegmt=True).encode()))
@@ -34,11 +34,7 @@ class Deprecation(NamedTuple):
 
 
 class Deprecations:
-    """All of them; of several for a path, the longest counts.
-
-    Args:
-        entries: no two of the same path.
-    """
+    """Deprecated paths, each once. Of several that match, the longest counts."""
 
     def __init__(self, entries: tuple[Deprecation, ...] = ()) -> None:
         longest_first = sorted(entries, key=lambda entry: -len(entry.path))
@@ -48,5 +44,5 @@ class Deprecations:
         return bool(self._entries)
 
     def fields(self, path: str) -> Fields:
-        """Return the header fields of answers at a path; none unless it is going to go."""
+        """Return the header fields of a path; none if it is not deprecated."""
         return next((fields for own, below, fields in self._entries if path == own or path.startswith(below)), ())

@@ -1,12 +1,12 @@
-"""What this package raises: branches of the tree in `headgate.core.errors`.
+"""The errors of this package; see `headgate.core.errors` for the whole tree.
 
 ::
 
     UsageError
-    ├── InvalidSettings     an operator's setting cannot work: raised when it is built, never while serving
-    ├── InvalidHeader       a name or reason that cannot be written into a response header
-    ├── AmbiguousIdentity   the request says twice who asks: answer 400
-    └── InvalidToken        the token proves nothing: answer 401, or go on without it
+    ├── InvalidSettings     a setting is invalid: raised at construction, never while serving
+    ├── InvalidHeader       a name or reason cannot be written into a response header
+    ├── AmbiguousIdentity   the request has a credential twice: answer 400
+    └── InvalidToken        the token is not accepted: answer 401, or ignore it
 """
 
 from __future__ import annotations
@@ -15,22 +15,19 @@ from headgate.core.errors import UsageError
 
 
 class InvalidSettings(UsageError):
-    """The settings cannot work as written."""
+    """A setting is invalid."""
 
 
 class InvalidHeader(UsageError):
-    """The text cannot be written into a header."""
+    """A text cannot be written into a header."""
 
 
 class AmbiguousIdentity(UsageError):
-    """The request carries one credential header more than once.
-
-    It is refused rather than read: whoever serves the request may read the other one.
-    """
+    """The request has a credential more than once; the application might read another one than Headgate."""
 
 
 class InvalidToken(UsageError):
-    """The token is not accepted. The message never repeats any of it.
+    """The token is not accepted. The message never quotes it.
 
     Attributes:
         reason: one word for metrics, such as "expired".

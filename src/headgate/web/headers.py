@@ -2,12 +2,12 @@
 
 ::
 
-    X-RateLimit-Limit: 100              the most that can pass at once
+    X-RateLimit-Limit: 100              the capacity
     X-RateLimit-Remaining: 12
-    X-RateLimit-Reset: 1800000037       when all of it is back: seconds since 1970, or from now; rounded up
-    X-RateLimit-Delay: 1.5              only from a leaky bucket that queues: seconds until it is this request's turn
-    X-RateLimit-State: warning          or "throttled"; not there in normal times
-    X-RateLimit-Degraded: true          only when the store did not decide this,
+    X-RateLimit-Reset: 1800000037       when all of it is available: seconds since 1970, or from now; rounded up
+    X-RateLimit-Delay: 1.5              only for the queue of a leaky bucket: seconds until the request's turn
+    X-RateLimit-State: warning          or "throttled"; absent in the normal state
+    X-RateLimit-Degraded: true          only if the store did not decide,
     X-RateLimit-Degraded-Reason: storage_unavailable        and why
     Retry-After: 2                      only on refusal: seconds, rounded up, at least 1
     Cache-Control: no-store             only on refusal (RFC 6585: a 429 must not be stored)
@@ -15,13 +15,13 @@
     RateLimit: "orders-user";r=12;t=37
 
 The X- fields describe the limit that the decision describes: the one that blocks longest, or the most restrictive one.
-The state is the worst among all limits. The IETF's fields list all of them.
+The state is the worst of all limits. The IETF's fields list all limits.
 
-Send them only to the client that they are about: for a limit per user, once the user is verified.
+Send them only to the client that they describe: for a limit per user, only if the user is verified.
 
-`ResponseHeaders` are the settings, and write headers as text. A server of many requests prepares, once for each limit,
-what does not change (`HeaderWriter.prepare`, kept in `headgate.cache.Prepared`), in the form in which fields go out: a
-`Spelling`. Where that is bytes, all fields about a limit are constant but for the numbers in between (`joined`).
+`ResponseHeaders` has the settings, and writes headers as text. Servers prepare the constant parts of each limit once
+(`HeaderWriter.prepare`, cached by `headgate.cache.Prepared`), in the form in which fields are sent: a `Spelling`. As
+bytes, the fields of a limit are constant except for their numbers (`joined`).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ EXPOSED = (
     "RateLimit, RateLimit-Policy, Retry-After, X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset, "
     "X-RateLimit-Delay, X-RateLimit-State, X-RateLimit-Degraded, X-RateLimit-Degraded-Reason"
 )
-"""The value of Access-Control-Expose-Headers that lets scripts in browsers read all of these."""
+"""The value of Access-Control-Expose-Headers with which scripts in browsers can read the fields."""
 MOST_SHOWN = 20
-"""Limits that a service lists in header fields, whose length proxies bound. Of more, it shows the one that decides."""
+"""Limits that header fields list, whose length proxies bound. Of more, only the deciding one is shown."""
 MOST_PREPARED = 4096
-"""Limits of which what does not change is kept."""
+"""Limits whose constant parts are cached."""
 RESET_FORMATS = ("epoch", "seconds")
 UNNAMED = ("default",)
 _REASON = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
@@ -59,17 +59,17 @@ _NORMAL, _THROTTLED = Pressure.NORMAL, Pressure.THROTTLED
 Field = TypeVar("Field")
 Pieces = TypeVar("Pieces")
 Spelling: TypeAlias = Callable[[str], Callable[[str], Field]]
-"""How a field is written: a function that takes its name, and returns the function that takes its value."""
+"""Writes fields: takes a field's name, and returns a function that takes its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseHeaders:
-    """Writes the headers of decisions. Make one and keep it: it prepares what does not change."""
+    """Writes the headers of decisions. Keep the instance: it caches the constant parts."""
 
     ietf: str | Encoder = "draft-11"
-    """Which version of ``RateLimit`` and ``RateLimit-Policy``: "draft-11", "off", or an encoder of your own."""
+    """The version of ``RateLimit`` and ``RateLimit-Policy``: "draft-11", "off", or a custom encoder."""
     reset_format: str = "epoch"
-    """X-RateLimit-Reset as "epoch" (seconds since 1970) or "seconds" (from now; no clocks to disagree)."""
+    """X-RateLimit-Reset as "epoch" (seconds since 1970) or "seconds" (from now, independent of clocks)."""
     legacy: bool = True
     """Whether to send X-RateLimit-Limit, -Remaining and -Reset."""
 
@@ -78,9 +78,9 @@ class ResponseHeaders:
 
     def __post_init__(self) -> None:
         if self.reset_format not in RESET_FORMATS:
-            raise InvalidSettings(f"reset_format is 'epoch' or 'seconds', not {short(self.reset_format)}")
+            raise InvalidSettings(f"reset_format must be 'epoch' or 'seconds', got {short(self.reset_format)}")
         if isinstance(self.ietf, str) and self.ietf not in VERSIONS:
-            raise InvalidSettings(f"ietf is one of {', '.join(map(repr, VERSIONS))}, not {short(self.ietf)}")
+            raise InvalidSettings(f"ietf must be one of {', '.join(map(repr, VERSIONS))}, got {short(self.ietf)}")
         writer = HeaderWriter(self, as_text)
         object.__setattr__(self, "_writer", writer)
         object.__setattr__(self, "_prepared", Prepared(writer.prepare, MOST_PREPARED))
@@ -93,13 +93,13 @@ class ResponseHeaders:
         Args:
             decision: of one limit or several.
             names: of the policies, in the order of ``decision.limits``: the ids of their rules; see `policy_names`.
-            now: microseconds since 1970, by the clock that decided, before it did: with a later time, the end of a
-                fixed window would seem to move. For the reset format "epoch" only.
+            now: microseconds since 1970, read before the decision from the clock that decided: with a later time, the
+                end of a fixed window would seem to move. Only for the reset format "epoch".
             partitions: the partition key of each limit (see `ietf.partition_key`), empty for none.
 
         Raises:
-            InvalidHeader: there are not as many names as limits, a name or the degraded reason is not writable, or
-                the reset format needs `now`.
+            InvalidHeader: the number of names is not that of limits, a name or the degraded reason is not writable,
+                or the reset format needs `now`.
         """
         parts = decision.parts
         if parts or len(names) != 1:
@@ -112,60 +112,35 @@ class ResponseHeaders:
 
 
 class LimitFields(msgspec.Struct, Generic[Field], frozen=True, gc=False):
-    """What is the same in all headers about one limit."""
+    """The constant parts of the headers about one limit."""
 
     name: str
     """Of its policy."""
     limit: Field
     """X-RateLimit-Limit."""
     policy: tuple[Field, ...] = ()
-    """RateLimit-Policy, where this is the only limit; empty where that is not prepared."""
+    """RateLimit-Policy for a single limit; empty if it is not constant."""
     policy_item: str = ""
-    """RateLimit-Policy, where there are more."""
+    """RateLimit-Policy among several limits."""
     quoted: str = ""
-    """The name as RateLimit has it."""
+    """The name in RateLimit."""
     templates: dict[tuple[Any, ...], bytes] = {}
-    """All fields, joined, for numbers of so many digits each; see `HeaderWriter.joined`."""
+    """All fields, joined, by the digits of their numbers; see `HeaderWriter.joined`."""
 
 
 class ListedFields(msgspec.Struct, Generic[Field], frozen=True):
-    """What is the same in all headers about several limits together."""
+    """The constant parts of the headers about several limits."""
 
     names: Sequence[str]
     """Of their policies."""
     policy: tuple[Field, ...] = ()
-    """RateLimit-Policy; empty where that is not prepared."""
+    """RateLimit-Policy; empty if it is not constant."""
     quoted: Sequence[str] = ()
-    """The names as RateLimit has them."""
+    """The names in RateLimit."""
 
 
 class HeaderWriter(Generic[Field]):
-    """Writes the headers of decisions, as `settings` have them, each field in one spelling."""
-
-    __slots__ = (
-        "_degraded",
-        "_delay",
-        "_encode",
-        "_is_epoch",
-        "_is_prepared",
-        "_is_usual",
-        "_legacy",
-        "_limit",
-        "_listed",
-        "_lists_limits",
-        "_no_store",
-        "_policy",
-        "_reason",
-        "_remaining",
-        "_remaining_name",
-        "_reset",
-        "_retry_after",
-        "_spelling",
-        "_state",
-        "_state_name",
-        "_states",
-        "_text",
-    )
+    """Writes the headers of decisions in one spelling."""
 
     def __init__(self, settings: ResponseHeaders, spelling: Spelling[Field]) -> None:
         self._encode = VERSIONS[settings.ietf] if isinstance(settings.ietf, str) else settings.ietf
@@ -180,16 +155,16 @@ class HeaderWriter(Generic[Field]):
         self._reason = spelling("X-RateLimit-Degraded-Reason")
         self._policy, self._state = spelling(ietf.POLICY), spelling(ietf.STATE)
         self._listed = BoundedCache[tuple[str, ...], ListedFields[Field]](MOST_PREPARED)
-        """By what RateLimit-Policy has of each limit."""
+        """By the items of RateLimit-Policy."""
         pairs: Any = self._remaining(""), self._state("")
         self._is_usual = self._legacy and self._is_epoch and self._is_prepared and isinstance(pairs[0], tuple)
-        """Whether the fields are the usual ones, and pairs: then those of most answers are written without a call."""
+        """Whether the default fields are written as pairs: then those of most admissions need few calls."""
         if self._is_usual:
             (self._remaining_name, empty), (self._state_name, _) = pairs
             self._text: Any = str if isinstance(empty, str) else str.encode
 
     def prepare(self, name: str, quota: Quota) -> LimitFields[Field]:
-        """Return what headers about a limit have in common. Raises InvalidHeader for a name that is not writable."""
+        """Return the constant parts of headers about a limit. Raises InvalidHeader if the name is not writable."""
         limit = self._limit(f"{quota.capacity}")
         if not self._is_prepared:
             return LimitFields(name, limit)
@@ -197,7 +172,7 @@ class HeaderWriter(Generic[Field]):
         return LimitFields(name, limit, (self._policy(item),), item, ietf.sf_string(name))
 
     def listed(self, limits: Sequence[LimitFields[Field]]) -> ListedFields[Field] | None:
-        """Return what headers about several limits have in common; None for a single one, which has its own."""
+        """Return the constant parts of headers about several limits; None for a single one."""
         if len(limits) == 1:
             return None
         if not self._is_prepared:
@@ -217,13 +192,13 @@ class HeaderWriter(Generic[Field]):
         listed: ListedFields[Field] | None = None,
         partitions: Sequence[bytes] = (),
     ) -> list[Field]:
-        """Return the headers of `decision`. See `ResponseHeaders.of`.
+        """Return the headers of `decision`; see `ResponseHeaders.of`.
 
         Args:
             decision: of one limit or several.
-            limit: the one that it describes, prepared.
-            reset_at: when that is reset, in seconds since the epoch, rounded up; 0 where it is not known.
-            listed: what `listed` returns of all of them; needed where there are several.
+            limit: the prepared limit that the decision describes.
+            reset_at: its reset in seconds since the epoch, rounded up; 0 if it is not known.
+            listed: the result of `listed` for several limits.
             partitions: see `ResponseHeaders.of`.
         """
         is_one = not (decision.made_of or partitions)
@@ -262,9 +237,9 @@ class HeaderWriter(Generic[Field]):
         reset_at: int,
         listed: ListedFields[bytes] | None = None,
     ) -> bytes:
-        """Return what `write` does, joined.
+        """Return the result of `write`, joined.
 
-        Of a single limit, all is constant but for the numbers: what comes before them depends on their digits at most.
+        For a single limit, everything but the numbers is constant for a given number of digits.
         """
         if listed is not None or decision.degraded or decision.delay_us or not self._is_prepared:
             return b"".join(self.write(decision, limit, reset_at, listed))
@@ -276,7 +251,7 @@ class HeaderWriter(Generic[Field]):
         shape = allowed, decision.state, *map(len, numbers.values())
         template = limit.templates.get(shape)
         if template is None:
-            if left > ietf.LARGEST or (self._is_epoch and not reset):  # not written so
+            if left > ietf.LARGEST or (self._is_epoch and not reset):
                 return b"".join(self.write(decision, limit, reset_at))
             template = limit.templates[shape] = self._template(limit, shape)
         return template % numbers
@@ -297,7 +272,7 @@ class HeaderWriter(Generic[Field]):
         return b"".join(fields)
 
     def unusual(self, decision: Decision) -> list[Field]:
-        """Return the headers that most admissions do not have: of delays, states, refusals, and without the store."""
+        """Return the headers of delays, states, refusals and degraded decisions."""
         fields: list[Field] = []
         state, parts = decision.state, decision.parts
         if decision.delay_us:
@@ -314,29 +289,29 @@ class HeaderWriter(Generic[Field]):
 
 
 def as_text(name: str) -> Callable[[str], tuple[str, str]]:
-    """Spell fields as pairs of text."""
+    """Write fields as pairs of text."""
     return lambda value: (name, value)
 
 
 def as_bytes(name: str) -> Callable[[str], tuple[bytes, bytes]]:
-    """Spell fields as ASGI and HTTP/2 want them: bytes, names in lower case."""
+    """Write fields for ASGI and HTTP/2: pairs of bytes, names in lower case."""
     lower = name.lower().encode()
     return lambda value: (lower, value.encode())
 
 
 def as_line(name: str) -> Callable[[str], bytes]:
-    """Spell fields as the lines of HTTP/1, names in lower case."""
+    """Write fields as lines of HTTP/1, names in lower case."""
     lower = name.lower().encode()
     return lambda value: b"%b: %b\r\n" % (lower, value.encode())
 
 
 def raw(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Return headers as ASGI and HTTP/2 want them: bytes, names in lower case."""
+    """Return headers for ASGI and HTTP/2: pairs of bytes, names in lower case."""
     return [(name.lower().encode(), value.encode()) for name, value in headers]
 
 
 def most_shown(decision: Decision, limits: Sequence[Pieces]) -> tuple[Decision, Sequence[Pieces]]:
-    """Return a decision that header fields can list, with its limits: of too many, the one that decides."""
+    """Return a decision, and its limits, as header fields can list them: of too many, only the deciding limit."""
     if len(limits) <= MOST_SHOWN:
         return decision, limits
     return msgspec.structs.replace(decision, made_of=(), index=0), (limits[decision.index],)
@@ -359,26 +334,26 @@ def worst(limits: Sequence[Decision]) -> Pressure:
 
 
 def policy_names(names: Sequence[str], count: int) -> Sequence[str]:
-    """Return a name for each of `count` limits: those given, or "default"; from the second of a name on, numbered.
+    """Return a name for each of `count` limits: the given ones, or "default"; repeated names are numbered.
 
-    A rule with several windows has several limits: ``orders``, ``orders#2``. No id of a rule has a # in it.
+    A rule with several windows has several limits: ``orders``, ``orders#2``. No rule id contains a #.
     """
     if not names:
         names = UNNAMED * count
     if len(names) != count:
-        raise InvalidHeader(f"{count} limits need {count} names, not {len(names)}")
+        raise InvalidHeader(f"{count} limits need {count} names, got {len(names)}")
     if count == 1 or len(set(names)) == count:
         return names
     seen: dict[str, int] = {}
-    told_apart = []
+    distinct = []
     for name in names:
         seen[name] = nth = seen.get(name, 0) + 1
-        told_apart.append(name if nth == 1 else f"{name}#{nth}")
-    return told_apart
+        distinct.append(name if nth == 1 else f"{name}#{nth}")
+    return distinct
 
 
 def _hole(spelled: Callable[[str], bytes], value: str, hole: str) -> bytes:
-    """Return a template of a field, with something else in the place of its value."""
+    """Return the template of a field, with a placeholder for its value."""
     before, _, after = spelled(value).rpartition(value.encode())
     return _escaped(before) + hole.encode() + _escaped(after)
 
@@ -388,16 +363,16 @@ def _escaped(field: bytes) -> bytes:
 
 
 def _decimal(us: int) -> str:
-    """Return microseconds as seconds, exactly."""
+    """Return microseconds as seconds, in decimal."""
     return f"{us // SECOND}.{us % SECOND:06d}".rstrip("0").rstrip(".")
 
 
 def _checked_reason(reason: str) -> str:
     if not _REASON.fullmatch(reason):
-        raise InvalidHeader(f"a degraded reason has 1 to 64 of A-Z a-z 0-9 _ . : / -, unlike {short(reason)}")
+        raise InvalidHeader(f"a degraded reason must have 1 to 64 of A-Z a-z 0-9 _ . : / -, got {short(reason)}")
     return reason
 
 
 def matches(sent: str, etag: str) -> bool:
-    """Whether what a client has, by its If-None-Match, is what has this ETag."""
+    """Whether a value of If-None-Match matches an ETag."""
     return any(each.strip().removeprefix("W/") in {"*", etag} for each in sent.split(",") if each.strip())

@@ -1,21 +1,20 @@
-"""Who asks: by API key, by verified token, and always by address.
+"""Identifies the caller: by API key, by verified token, and always by address.
 
-Each credential that is verified adds what it proves, so that a rule per API key and a rule per user both see their
-principal, and sending one credential more never hides another. Where two prove the same thing, the API key wins over
-the token; where they are of two users, nothing of the token counts, or the tier of one would be that of the other. A
-credential that is not verified adds nothing and chooses nothing: the request goes on as that of its address, and
-`Identity.reasons` says why, without repeating the credential. Whoever would rather refuse it looks at
-`Identity.unproven`.
+Each verified credential adds what it proves, so that rules per API key and rules per user both apply, and an additional
+credential never hides another. If a key and a token prove the same dimension, the API key wins; if they are of two
+users, the token is ignored altogether, so that the tier of one is not given to the other. A credential that is not
+verified has no effect: the request counts by its address, and `Identity.reasons` has the reason, without quoting the
+credential. To refuse such requests, check `Identity.unproven`.
 
 =========  =======================================================================================================
 ``ip``     always: see `headgate.web.address`
-apikey     the name of the key's holder, or 32 digits of the key's digest: see `headgate.web.apikey`
-user       the holder's, or else the token's: see `headgate.web.jwt`
-tenant     the same; and whatever else the settings take from claims
+apikey     the holder's name, or 32 digits of the key's digest: see `headgate.web.apikey`
+user       of the holder, or else of the token: see `headgate.web.jwt`
+tenant     likewise, as are other dimensions that the settings take from claims
 =========  =======================================================================================================
 
-A request that carries a credential twice is refused (`AmbiguousIdentity`): one of the two would be counted here, and
-perhaps the other served. ``Connection`` cannot make a header disappear here, whatever it names.
+A request with a credential twice is refused (`AmbiguousIdentity`), since the application might serve the one that is
+not counted here. ``Connection`` cannot remove a header here, whatever it names.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from headgate.web.jwt import TokenVerifier, VerifiedClaims, check_extensions
 from headgate.web.lines import HeaderLines, collect, parameters
 
 Payloads: TypeAlias = Mapping[str, Mapping[str, object]]
-"""Claims of tokens, by the name under which the proxy that has verified the token tells them."""
+"""Claims of tokens that a proxy has verified, by the name under which it passes them on."""
 _Found: TypeAlias = Mapping[bytes, Sequence[bytes]]
 _NOT_CONFIGURED, _ABSENT = "not configured", "absent"
 _NOT_PRESENTED = frozenset({_NOT_CONFIGURED, _ABSENT, OTHER_SCHEME})
@@ -42,65 +41,67 @@ _NO_PAYLOADS: Payloads = {}
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False):
-    """Who asks."""
+    """A caller."""
 
     principal: Mapping[str, str]
-    """Values by dimension, such as ``{"user": "42", "ip": "203.0.113.9"}``; verified, all of them."""
+    """Verified values by dimension, such as ``{"user": "42", "ip": "203.0.113.9"}``."""
     tier: str
-    """The tier that a credential proves; empty if none does."""
+    """From a credential; empty if none has one."""
     source: str
-    """The first that proved who asks: ``apikey``, ``jwt`` or ``ip``."""
+    """What identified the caller: ``apikey``, ``jwt`` or ``ip``."""
     reasons: Mapping[str, str]
-    """What became of ``apikey``, ``jwt`` and ``ip``, in a few words each, for explanations."""
+    """The results of ``apikey``, ``jwt`` and ``ip``, in a few words each, for explanations."""
     address: ClientAddress
-    """The whole address, for allow and deny lists of networks, and how it was found."""
+    """For allow and deny lists of networks."""
     unproven: str = ""
-    """A credential that was presented and proves nothing: ``apikey`` or ``jwt``; empty if there is none."""
+    """A credential that was sent and not verified: ``apikey`` or ``jwt``; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identifier:
-    """Finds out who asks; what is not configured is not looked at.
+    """Identifies callers by the configured credentials.
 
     Raises:
-        InvalidSettings: claims of several proxies' tokens are not told apart.
+        InvalidSettings: several `verified` share a key or a realm.
     """
 
     addresses: AddressReader = field(default_factory=AddressReader)
     api_keys: ApiKeys | None = None
     tokens: TokenVerifier | None = None
-    """Of requests with ``Authorization: Bearer TOKEN``."""
+    """For ``Authorization: Bearer TOKEN``."""
     verified: Sequence[VerifiedClaims] = ()
-    """What the claims mean that a proxy tells of tokens it has verified."""
+    """For tokens that a proxy has verified."""
 
     credentials: frozenset[bytes] = field(init=False, repr=False, compare=False)
-    """The headers that may prove who asks, in lower case."""
+    """The headers of credentials, in lower case."""
     own_credentials: frozenset[bytes] = field(init=False, repr=False, compare=False)
-    """Those of them that are verified here, and not by a proxy."""
+    """Those that are verified here, not by a proxy."""
     _wanted: frozenset[bytes] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        derive = object.__setattr__  # the instance is frozen; these are parts of its construction
+        derive = object.__setattr__  # the instance is frozen
         derive(self, "verified", tuple(self.verified))
         keys, realms = {each.key for each in self.verified}, {each.realm for each in self.verified}
         if len(self.verified) > 1 and ("" in realms or min(len(keys), len(realms)) < len(self.verified)):
-            raise InvalidSettings("claims of several issuers, as a proxy tells them, need each a key and a realm")
+            raise InvalidSettings(
+                "with claims of several issuers from a proxy, each needs a key and a realm of its own"
+            )
         by_key = {self.api_keys.name} if self.api_keys else set()
         derive(self, "own_credentials", frozenset(by_key | ({_AUTHORIZATION} if self.tokens else set())))
         derive(self, "credentials", self.own_credentials | ({_AUTHORIZATION} if self.verified else set()))
         derive(self, "_wanted", (self.credentials | {self.addresses.header}) - {b""})
 
     def identify(self, peer: str | None, lines: HeaderLines, now: int, query: bytes = b"") -> Identity:
-        """Return who sent a request.
+        """Return the caller of a request.
 
         Args:
             peer: the address that opened the connection; None on a Unix socket.
             lines: its header lines, as bytes.
             now: microseconds since the epoch.
-            query: what follows the question mark of its target, as it was sent.
+            query: of its target, without the question mark, not decoded.
 
         Raises:
-            AmbiguousIdentity: a credential is there twice: answer 400. No bytes can raise anything else.
+            AmbiguousIdentity: a credential is present twice. No bytes can raise anything else.
         """
         found = collect(lines, self._wanted) if self._wanted else {}
         address = self.addresses.read_values(peer, found.get(self.addresses.header, ()))
@@ -114,18 +115,18 @@ class Identifier:
         query: bytes = b"",
         payloads: Payloads = _NO_PAYLOADS,
     ) -> Identity:
-        """Return who sent a request, by what a trusted proxy tells apart from what its client sent.
+        """Return the caller of a request, like `identify`, where a trusted proxy attests the address.
 
         Args:
             address: of the client; see `AddressReader.attested`.
-            lines: as for `identify`.
-            now: the same.
-            query: the same.
-            payloads: the claims of tokens that the proxy has verified, by `VerifiedClaims.key`. A bearer token of
-                which it tells none proves nothing, unless it is one for `tokens`.
+            lines: see `identify`.
+            now: see `identify`.
+            query: see `identify`.
+            payloads: the claims of tokens that the proxy has verified, by `VerifiedClaims.key`. Other bearer tokens
+                are verified by `tokens`, if at all.
 
         Raises:
-            AmbiguousIdentity: a credential is there twice: answer 400.
+            AmbiguousIdentity: a credential is present twice.
         """
         found = collect(lines, self.credentials) if self.credentials else {}
         return self._identity(address, found, now, query, payloads)
@@ -162,45 +163,43 @@ class Identifier:
             return {}, _ABSENT
         if holder is None:
             return {}, reason
-        told = {"apikey": holder.name, "user": holder.user, "tenant": holder.tenant, "tier": holder.tier}
-        return {what: text for what, text in told.items() if text}, reason
+        proven = {"apikey": holder.name, "user": holder.user, "tenant": holder.tenant, "tier": holder.tier}
+        return {dimension: value for dimension, value in proven.items() if value}, reason
 
     def _token(self, found: _Found, now: int, payloads: Payloads) -> tuple[dict[str, str], str]:
         if self.tokens is None and not self.verified:
             return {}, _NOT_CONFIGURED
         value = _only(found, _AUTHORIZATION)
-        told = [each for each in self.verified if each.key in payloads] if payloads else []
-        if len(told) > 1:
+        present = [each for each in self.verified if each.key in payloads] if payloads else []
+        if len(present) > 1:
             raise AmbiguousIdentity("the request has tokens of several issuers: send one")
         try:
-            if told:
+            if present:
                 token = None if value is None else _lone_token(value)
                 if token is not None:
                     check_extensions(token)
-                return told[0].read(payloads[told[0].key]), "verified"
+                return present[0].read(payloads[present[0].key]), "verified"
             return ({}, _ABSENT) if value is None else self._own_token(value, now)
         except InvalidToken as error:
             return {}, str(error)
 
     def _own_token(self, value: bytes, now: int) -> tuple[dict[str, str], str]:
-        """Return what a token tells that nobody has verified before. Raises InvalidToken."""
         token = credential(value, "bearer")
         if token is None:
             return {}, OTHER_SCHEME if is_of_a_scheme(value) else "not a bearer token"
-        return (
-            ({}, "not verified by the proxy") if self.tokens is None else (self.tokens.verify(token, now), "verified")
-        )
+        if self.tokens is None:
+            return {}, "not verified by the proxy"
+        return self.tokens.verify(token, now), "verified"
 
 
 def _lone_token(value: bytes) -> bytes | None:
-    """Return the bearer token that is there, alone: proxies find one anywhere, and join lines of one name.
+    """Return the bearer token, if there is one. Raises AmbiguousIdentity if there is anything else beside it.
 
-    Raises:
-        AmbiguousIdentity: there is one, and something else.
+    Proxies find a token anywhere in the value, and join lines of one name.
     """
     token = credential(value, "bearer")
     if b"bearer" in value.lower() if token is None else b"," in token or b" " in token:
-        raise AmbiguousIdentity("the request has a token behind something else in authorization: send one")
+        raise AmbiguousIdentity("the request has a token beside something else in authorization: send only the token")
     return token
 
 

@@ -1,16 +1,16 @@
-"""The header fields that the IETF is working on, ``RateLimit`` and ``RateLimit-Policy``, by version of the draft.
+"""The IETF's header fields ``RateLimit`` and ``RateLimit-Policy``, by version of the draft.
 
-The draft still changes the names of its parameters, so nothing else here knows them. ``draft-11`` (May 2026) has::
+Since the draft still changes, only this module knows its parameters. ``draft-11`` (May 2026) has::
 
     RateLimit-Policy: "burst";q=20;w=1, "daily";q=5000;w=86400
     RateLimit: "burst";r=19;t=1, "daily";r=4999;t=18
 
-* ``q`` is the capacity of a limit and ``w`` the seconds in which it comes back whole: the window, or, for a bucket with
-  a burst, as much longer as the burst makes it. So ``r`` never exceeds ``q``, and q / w is the rate that can be
-  sustained. A window below a second cannot be written, and is left out.
-* ``r`` is what is left, and ``t`` the seconds for which it should last: until everything is back, or, for the limit
-  that refuses, until it admits the request again. That makes ``t`` of a refusing limit never later than Retry-After.
-* ``pk`` tells partitions of one policy apart, such as users, without telling who they are: see `partition_key`.
+* ``q`` is the capacity of a limit and ``w`` the seconds in which all of it becomes available: the window or, for a
+  bucket with a burst, longer in proportion. So ``r`` never exceeds ``q``, and q / w is the sustainable rate. A window
+  below a second cannot be written, and is omitted.
+* ``r`` is the remaining quota, and ``t`` the seconds for which it should last: until everything is available or, for
+  the limit that refuses, until it admits the request. So ``t`` of a refusing limit is never later than Retry-After.
+* ``pk`` distinguishes partitions of a policy, such as users, without identifying them: see `partition_key`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Encoder(Protocol):
     """Writes the fields of one version of the draft."""
 
     def __call__(self, limits: Sequence[Decision], names: Sequence[str], partitions: Sequence[bytes] = ()) -> Headers:
-        """Return the fields for `limits`, whose policies have these names, and whose partition keys are these."""
+        """Return the fields of limits, given the names of their policies, and their partition keys."""
         ...
 
 
 def draft_11(limits: Sequence[Decision], names: Sequence[str], partitions: Sequence[bytes] = ()) -> Headers:
-    """Write the fields as of draft-ietf-httpapi-ratelimit-headers-11."""
+    """Write the fields of draft-ietf-httpapi-ratelimit-headers-11."""
     policies, states = [], []
     for decision, name, partition in zip(limits, names, partitions or [b""] * len(limits), strict=True):
         key = f";pk={sf_bytes(partition)}" if partition else ""
@@ -52,33 +52,33 @@ def draft_11(limits: Sequence[Decision], names: Sequence[str], partitions: Seque
     return [(POLICY, ", ".join(policies)), (STATE, ", ".join(states))]
 
 
-def nothing(limits: Sequence[Decision], names: Sequence[str], partitions: Sequence[bytes] = ()) -> Headers:  # noqa: ARG001  the contract has them
+def nothing(limits: Sequence[Decision], names: Sequence[str], partitions: Sequence[bytes] = ()) -> Headers:  # noqa: ARG001  of `Encoder`
     """Write no fields."""
     return []
 
 
 VERSIONS: Mapping[str, Encoder] = {"draft-11": draft_11, "off": nothing}
-"""Encoders by the name that settings have for them."""
+"""Encoders by their names in settings."""
 
 
 def policy_item(name: str, quota: Quota) -> str:
-    """Return the item of RateLimit-Policy for one limit; it is the same in every answer."""
+    """Return the constant item of RateLimit-Policy for one limit."""
     return f"{sf_string(name)};q={min(quota.capacity, LARGEST)}{_window(quota)}"
 
 
 def state_item(quoted: str, decision: Decision) -> str:
-    """Return the item of RateLimit for one limit, whose name is a structured field already."""
+    """Return the item of RateLimit for one limit, whose name `sf_string` has quoted."""
     until_us = decision.reset_after_us if decision.allowed or not decision.retry_after_us else decision.retry_after_us
     remaining = decision.remaining
-    if remaining > LARGEST:  # noqa: PLR1730  min() is a call, and an if is not
+    if remaining > LARGEST:  # noqa: PLR1730  min() is slower
         remaining = LARGEST
     return f"{quoted};r={remaining};t={-(-until_us // SECOND)}"
 
 
 def sf_string(text: object) -> str:
-    """Return a String of RFC 9651, quotes and all; raise InvalidHeader for what is not printable ASCII."""
+    """Return a String of RFC 9651 with its quotes. Raises InvalidHeader unless it is printable ASCII."""
     if not isinstance(text, str) or not _PRINTABLE.fullmatch(text):
-        raise InvalidHeader(f"the name of a policy has 1 to 256 printable ASCII characters, unlike {short(text)}")
+        raise InvalidHeader(f"the name of a policy must have 1 to 256 printable ASCII characters, got {short(text)}")
     if '"' in text or "\\" in text:
         text = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
@@ -90,12 +90,12 @@ def sf_bytes(value: bytes) -> str:
 
 
 def partition_key(secret: bytes, principal: str) -> bytes:
-    """Return 12 bytes that stand for a principal and do not tell who it is, for `partitions`."""
+    """Return 12 bytes that represent a principal without identifying it, for `partitions`."""
     return hmac.digest(secret, principal.encode(), "sha256")[:12]
 
 
 def _window(quota: Quota) -> str:
-    if not quota.limit:  # a one-off allowance does not come back
+    if not quota.limit:  # a one-off allowance is not renewed
         return ""
     whole_us = quota.window_us * quota.capacity // quota.limit if quota.burst else quota.window_us
     return f";w={min(-(-whole_us // SECOND), LARGEST)}" if whole_us >= SECOND else ""

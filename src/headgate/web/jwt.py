@@ -1,19 +1,18 @@
-"""Tokens (JWT): what an issuer says about who asks, believed only if it is signed, current and meant for us.
+"""Tokens (JWT): claims of an issuer, accepted only if signed, current and meant for this service.
 
-The cryptography is PyJWT's; see `headgate.web.jwk` for the keys. Around it, in this order, so that nothing costly or
-clever happens to a token before something cheap and strict did:
+PyJWT does the cryptography; see `headgate.web.jwk` for the keys. The checks, cheap and strict ones first:
 
-1. At most 8 KiB, three parts of base64url. So no encryption, and no compression.
-2. The header names the algorithm that the key is bound to. Extensions that must be understood (``crit``, ``b64``) are
-   not. Where the header says a key could be found (``jku``, ``jwk``, ``x5u``, ``x5c``) is not read; its key id is only
-   looked up among the keys of the issuer.
+1. At most 8 KiB, three parts of base64url: no encryption, no compression.
+2. The header names the algorithm to which the key is bound. Critical extensions (``crit``, ``b64``) are rejected.
+   Sources of keys (``jku``, ``jwk``, ``x5u``, ``x5c``) are ignored; the key id is looked up among the issuer's keys
+   only.
 3. The signature.
-4. ``exp`` is there and not past; ``nbf`` and ``iat``, if there, are not in the future; ``iss`` and ``aud`` are what the
-   settings say. A token for an audience is refused where none is configured, as RFC 7519 demands.
+4. ``exp`` is present and not past; ``nbf`` and ``iat``, if present, are not in the future; ``iss`` and ``aud`` match
+   the settings. A token for an audience is rejected if none is configured, as RFC 7519 demands.
 5. The claims that name the user, tenant and tier are printable text of up to 512 bytes.
 
-Users of different issuers are different users, even if both are called 42: with more than one issuer each needs a
-`realm`, which is put before the name of the user.
+Users of different issuers are different even if both are called 42: with more than one issuer, each needs a `realm`,
+which prefixes its users.
 """
 
 from __future__ import annotations
@@ -32,43 +31,43 @@ from headgate.web.errors import InvalidSettings, InvalidToken
 from headgate.web.jwk import FAMILIES, KEY_ID, VerificationKey
 
 LONGEST = 8192
-"""The most bytes of a token."""
+"""Bytes of the longest token."""
 _SHAPE = re.compile(rb"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)")
 _TYPES = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
 _REALM = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _FIELD = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _TAKEN = frozenset({"apikey", "endpoint", "global", "ip"})
-"""What no token can tell."""
+"""Dimensions that claims cannot set."""
 _END_OF_TIME = 253_402_300_800
-"""The year 10000, in seconds: later times are mistakes."""
+"""The year 10000, in seconds; later times are rejected."""
 _STANDARD: Mapping[str, str] = {"user": "sub"}
 
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """Who signs tokens, with which keys, and what their claims mean.
+    """An issuer of tokens: its keys, and the meaning of its claims.
 
     Raises:
-        InvalidSettings: the keys are of different families, two have the same id, or a setting is not acceptable.
+        InvalidSettings: the keys are of different types, two have the same id, or a setting is invalid.
     """
 
     keys: Sequence[VerificationKey]
     issuer: str = ""
-    """What ``iss`` must be; any if empty, which only a single issuer may be."""
+    """The required ``iss``; empty: any, for a single issuer only."""
     audience: Sequence[str] = ()
-    """One of these must be in ``aud``."""
+    """One of them must be in ``aud``."""
     claims: Mapping[str, str] = field(default_factory=lambda: dict(_STANDARD))
-    """Names of claims by what they tell: ``user`` (required in every token), and any of ``tenant``, ``tier`` or others
-    that rules name."""
+    """Names of claims by dimension: ``user`` (required in every token), and any of ``tenant``, ``tier`` or others that
+    rules use."""
     realm: str = ""
-    """Put before all they tell but the tier, with a colon; needed as soon as there are several issuers."""
+    """Prefixes all values but the tier, with a colon; required with several issuers."""
     leeway_s: int = 60
-    """By how much clocks may differ, in seconds."""
+    """The tolerated difference of clocks, in seconds."""
 
     _by_id: Mapping[str, VerificationKey] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        derive = object.__setattr__  # the instance is frozen; these are parts of its construction
+        derive = object.__setattr__  # the instance is frozen
         derive(self, "keys", tuple(self.keys))
         derive(self, "audience", (self.audience,) if isinstance(self.audience, str) else tuple(self.audience))
         derive(self, "claims", dict(self.claims))
@@ -76,15 +75,15 @@ class Issuer:
         families = {FAMILIES[key.algorithm] for key in self.keys}
         if len(families) != 1:
             raise InvalidSettings(
-                f"an issuer has keys of one type, not of {len(families)}: {', '.join(sorted(families)) or 'no key'}"
+                f"an issuer's keys must be of one type, got {len(families)}: {', '.join(sorted(families)) or 'no key'}"
             )
         if len(self._by_id) < len(self.keys) or ("" in self._by_id and len(self.keys) > 1):
-            raise InvalidSettings("an issuer's keys have different ids; only a single key may have none")
+            raise InvalidSettings("an issuer's keys must have different ids; only a single key may have none")
         whole("leeway_s", self.leeway_s, 0, 600, InvalidSettings)
         _check_meaning(self.claims, self.realm)
 
     def key(self, key_id: object) -> VerificationKey | None:
-        """Return the key that a token names, if it is there; a token may keep silent where there is only one key."""
+        """Return the key that a token names, or the only key if it names none; None if there is no such key."""
         if key_id is None:
             return self.keys[0] if len(self.keys) == 1 else None
         if not isinstance(key_id, str) or not KEY_ID.fullmatch(key_id):
@@ -92,18 +91,18 @@ class Issuer:
         return self._by_id.get(key_id) or self._by_id.get("")
 
     def read(self, claims: Mapping[str, Any], now: int) -> dict[str, str]:
-        """Return what verified claims tell, or raise InvalidToken; `now` is in microseconds since the epoch."""
+        """Return the dimensions of verified claims; `now` is in microseconds since the epoch. Raises InvalidToken."""
         self._check_times(claims, now)
         if self.issuer and claims.get("iss") != self.issuer:
             raise InvalidToken("issuer", "the token is of another issuer")
         self._check_audience(claims.get("aud"))
-        return _told(claims, self.claims, self.realm)
+        return _dimensions(claims, self.claims, self.realm)
 
     def _check_times(self, claims: Mapping[str, Any], now: int) -> None:
         leeway = self.leeway_s * 1_000_000
         expires = _microseconds(claims, "exp")
         if expires is None:
-            raise InvalidToken("expiry", "the token does not say when it expires")
+            raise InvalidToken("expiry", "the token has no expiry")
         if expires + leeway <= now:
             raise InvalidToken("expired", "the token has expired")
         for name in ("nbf", "iat"):
@@ -138,20 +137,20 @@ class TokenVerifier:
             or len(realms) < len(self.issuers)
             or {""} & {*self._by_name, *realms}
         ):
-            raise InvalidSettings("several issuers need each an issuer and a realm of its own")
+            raise InvalidSettings("with several issuers, each needs an issuer and a realm of its own")
 
     def verify(self, token: bytes, now: int) -> dict[str, str]:
-        """Return what a token tells, such as ``{"user": "42", "tier": "free"}``.
+        """Return the dimensions of a token, such as ``{"user": "42", "tier": "free"}``.
 
         Args:
             token: as it arrived, without ``Bearer``.
             now: microseconds since the epoch.
 
         Raises:
-            InvalidToken: the token is not to be believed; nothing else is raised, whatever the bytes.
+            InvalidToken: the token is not accepted. No bytes can raise anything else.
         """
         if len(token) > LONGEST:
-            raise InvalidToken("too_long", f"a token has at most {LONGEST} bytes")
+            raise InvalidToken("too_long", f"the token has more than {LONGEST} bytes")
         parts = _SHAPE.fullmatch(token)
         if not parts:
             raise InvalidToken("malformed", "this is not a signed token")
@@ -160,11 +159,11 @@ class TokenVerifier:
         key = _key(header, issuer)
         message, signature = token[: parts.end(2)], _bytes(parts[3])
         if not key.is_signed(message, key.material, signature):
-            raise InvalidToken("signature", "the token's signature is not good")
+            raise InvalidToken("signature", "the token's signature is invalid")
         return issuer.read(_decoded(parts[2]), now)
 
     def _issuer(self, claims: Mapping[str, Any]) -> Issuer:
-        """Return the issuer that a token claims: it decides whose keys must have signed it, and nothing else."""
+        """Return the issuer that a token claims, whose keys must then verify it."""
         name = claims.get("iss")
         issuer = self._by_name.get(name) if isinstance(name, str) else None
         if issuer is None:
@@ -174,42 +173,43 @@ class TokenVerifier:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedClaims:
-    """What claims mean of tokens that a proxy has verified: Envoy's filter jwt_authn tells them in its metadata.
+    """The meaning of the claims of tokens that a proxy has verified, such as Envoy's jwt_authn in its metadata.
 
     Raises:
-        InvalidSettings: a setting is not acceptable.
+        InvalidSettings: a setting is invalid.
     """
 
     key: str = "headgate"
-    """Under which name the proxy tells them; in Envoy, the provider's ``payload_in_metadata``."""
+    """Where the proxy puts them; in Envoy, the provider's ``payload_in_metadata``."""
     claims: Mapping[str, str] = field(default_factory=lambda: dict(_STANDARD))
-    """As those of an `Issuer`."""
+    """As in `Issuer`."""
     realm: str = ""
-    """The same."""
+    """As in `Issuer`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "claims", dict(self.claims))
         _check_meaning(self.claims, self.realm)
 
     def read(self, claims: Mapping[str, Any]) -> dict[str, str]:
-        """Return what verified claims tell, or raise InvalidToken. That the token is current is the proxy's word."""
-        return _told(claims, self.claims, self.realm)
+        """Return the dimensions of verified claims; the proxy has checked their times. Raises InvalidToken."""
+        return _dimensions(claims, self.claims, self.realm)
 
 
 def _check_meaning(claims: Mapping[str, str], realm: str) -> None:
-    """Refuse settings that do not say who the user is, or say what no token can tell. Raises InvalidSettings."""
+    """Reject claims that do not name the user, or set a reserved dimension. Raises InvalidSettings."""
     if not isinstance(realm, str) or not _REALM.fullmatch(realm):
-        raise InvalidSettings(f"a realm has up to 64 of A-Z a-z 0-9 . _ -, unlike {short(realm)}")
+        raise InvalidSettings(f"a realm must have up to 64 of A-Z a-z 0-9 . _ -, got {short(realm)}")
     if "user" not in claims:
-        raise InvalidSettings("claims must say which claim names the user, such as {'user': 'sub'}")
+        raise InvalidSettings("claims must include the claim that names the user, such as {'user': 'sub'}")
     for what, claim in claims.items():
         if what in _TAKEN or not _FIELD.fullmatch(what) or not isinstance(claim, str) or not claim:
-            raise InvalidSettings(f"claims cannot tell {short(what)} by {short(claim)}; such as {{'tenant': 'org'}}")
+            raise InvalidSettings(
+                f"claims cannot set {short(what)} by {short(claim)}; write them like {{'tenant': 'org'}}"
+            )
 
 
-def _told(claims: Mapping[str, Any], meaning: Mapping[str, str], realm: str) -> dict[str, str]:
-    """Return what claims tell, by the names of those that do. Raises InvalidToken."""
-    told = {}
+def _dimensions(claims: Mapping[str, Any], meaning: Mapping[str, str], realm: str) -> dict[str, str]:
+    found = {}
     for what, claim in meaning.items():
         value = claims.get(claim)
         if value is None and what != "user":
@@ -217,24 +217,24 @@ def _told(claims: Mapping[str, Any], meaning: Mapping[str, str], realm: str) -> 
         text = str(value) if type(value) is int and abs(value) < 1 << 63 else value
         if not isinstance(text, str) or not is_fit(text):
             raise InvalidToken("claim", f"the token has no claim {claim!r} that could name the {what}")
-        told[what] = f"{realm}:{text}" if realm and what != "tier" else text
-    return told
+        found[what] = f"{realm}:{text}" if realm and what != "tier" else text
+    return found
 
 
 def check_extensions(token: bytes) -> None:
-    """Refuse a token whose header demands what nobody here understands (RFC 7515, 4.1.11), or cannot be read.
+    """Reject a token whose header is malformed or has critical extensions (RFC 7515, 4.1.11).
 
-    Envoy's filter jwt_authn does not look at ``crit``, so a token that it has verified has to pass here as well.
+    Envoy's jwt_authn does not check ``crit``, so the tokens that it has verified are checked here.
 
     Raises:
-        InvalidToken: it does, or cannot; nothing else is raised, whatever the bytes.
+        InvalidToken: the token is rejected. No bytes can raise anything else.
     """
     _check_extensions(_decoded(token.partition(b".")[0]))
 
 
 def _check_extensions(header: Mapping[str, Any]) -> None:
     if "crit" in header or "b64" in header or "zip" in header:
-        raise InvalidToken("extension", "the token demands an extension that is not understood")
+        raise InvalidToken("extension", "the token needs an extension that is not supported")
 
 
 def _key(header: Mapping[str, Any], issuer: Issuer) -> VerificationKey:

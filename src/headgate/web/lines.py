@@ -1,12 +1,11 @@
-"""Header lines as they arrived: names and values as bytes, one pair per line, in order.
+"""Header lines as they arrived: pairs of name and value in bytes, one per line, in order.
 
-A header is found by its exact name, whatever its case. The names that settings may ask for are tokens of RFC 9110
-without an underscore; so a line such as ``X_Forwarded_For`` or ``X-Api-Key :``, which another parser might take for
-the real one, is never found here.
+A header is found by its exact name, ignoring case. Configurable names are tokens of RFC 9110 without an underscore, so
+lines such as ``X_Forwarded_For`` or ``X-Api-Key :``, which other parsers might accept, never match.
 
-Headers of proxies are lists that are read from the right: each proxy appends what it saw, so only the right end is
-theirs. What a client sent stands on the left and can be anything: an open quote, a megabyte, a forged list. It is never
-looked at before everything right of it was, and the nearest 4 KiB are all that is looked at.
+Proxies append to lists, so these are read from the right: only the right end is trustworthy. What the client sent is on
+the left and can be anything: an open quote, a megabyte, a forged list. No element is read before everything right of
+it, and only the last 4 KiB are read.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from headgate.web.errors import InvalidSettings
 HeaderLines = Iterable[tuple[bytes, bytes]]
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^`|~-]{1,64}")
 LONGEST = 4096
-"""Bytes of a header that are looked at, from the right."""
+"""Bytes of a header that are read, from the right."""
 _PARAMETER = re.compile(r"[A-Za-z0-9_.~-]{1,64}")
 _PAIR = re.compile(r'([!#$%&\'*+.^_`|~0-9A-Za-z-]+)=(?:([!#$%&\'*+.^_`|~0-9A-Za-z-]+)|"((?:[^"\\]|\\.)*)")')
 _ESCAPED = re.compile(r"\\(.)")
 
 
 def header_name(name: object) -> bytes:
-    """Return `name` as `collect` looks for it; raise InvalidSettings unless it can be the name of a header."""
+    """Return a header name as `collect` needs it. Raises InvalidSettings."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidSettings(
-            f"a header name has 1 to 64 letters, digits or hyphens, and no underscore, unlike {short(name)}"
+            f"a header name must have 1 to 64 letters, digits or hyphens, and no underscore, got {short(name)}"
         )
     return name.lower().encode()
 
@@ -47,19 +46,19 @@ def collect(lines: HeaderLines, wanted: Container[bytes]) -> dict[bytes, list[by
 
 
 def parameter_name(name: object) -> bytes:
-    """Return `name` as `parameters` looks for it; raise InvalidSettings unless it can be that of a query parameter."""
+    """Return the name of a query parameter as `parameters` needs it. Raises InvalidSettings."""
     if not isinstance(name, str) or not _PARAMETER.fullmatch(name):
-        raise InvalidSettings(f"a query parameter has 1 to 64 of A-Z a-z 0-9 _ . ~ -, unlike {short(name)}")
+        raise InvalidSettings(f"a query parameter must have 1 to 64 of A-Z a-z 0-9 _ . ~ -, got {short(name)}")
     return name.encode()
 
 
 def parameters(query: bytes, name: bytes) -> list[bytes]:
-    """Return the values of a query parameter, decoded, in order; its name may be spelt with percent signs as well."""
+    """Return the decoded values of a query parameter, in order; its name may be percent-encoded."""
     return [unquote_to_bytes(value) for _, value in _pairs(query, name)]
 
 
 def spellings(query: bytes, name: bytes) -> list[bytes]:
-    """Return the name of a query parameter as it is spelt, each time that it is there."""
+    """Return the name of a query parameter as encoded, for each occurrence."""
     return [key for key, _ in _pairs(query, name)]
 
 
@@ -71,11 +70,11 @@ def _pairs(query: bytes, name: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def right_end(values: Sequence[bytes]) -> tuple[str, bool]:
-    """Return all lines of a header as one, in order, and whether its left end was cut off as too long."""
+    """Return the lines of a header as one, and whether its left end was cut off as too long."""
     whole = b",".join(values)
     if len(whole) <= LONGEST:
         return whole.decode("latin-1"), False
-    _, _, end = whole[-LONGEST:].partition(b",")  # the element at the cut is not whole
+    _, _, end = whole[-LONGEST:].partition(b",")  # the element at the cut is incomplete
     return end.decode("latin-1"), True
 
 
@@ -91,8 +90,8 @@ def plain_elements(text: str) -> Iterator[str]:
 def forwarded_elements(text: str) -> Iterator[str]:
     """Yield the ``for`` of each element of Forwarded (RFC 7239) from right to left; "" if it has none or is malformed.
 
-    Quoted strings are stepped over from their right end. Reading from the left instead, a quote that a client leaves
-    open would swallow what proxies append to it.
+    Quoted strings are skipped from their right end: from the left, a quote that the client leaves open would hide what
+    proxies append.
     """
     end = len(text)
     while True:
@@ -104,7 +103,7 @@ def forwarded_elements(text: str) -> Iterator[str]:
 
 
 def _start_of_element(text: str, end: int) -> int:
-    """Return where the element that ends before `end` starts; -1 if a quoted string in it has no beginning."""
+    """Return the start of the element that ends before `end`; -1 if a quoted string in it has no opening quote."""
     while True:
         comma, quote = text.rfind(",", 0, end), text.rfind('"', 0, end)
         if quote <= comma or quote < 0:

@@ -150,10 +150,10 @@ tokens:
         ("version: 1\napikeys: {}\n", "yaml:2:1: apikeys: .* Did you mean 'api_keys'"),
         ("version: 1\naddresses: {headr: a}\n", "yaml:2:13: addresses.headr: .* 'header'"),
         ("version: 1\naddresses: {header: X_Real_Ip}\n", "yaml:2:21: addresses.header: .* no underscore"),
-        ("version: 1\naddresses: {header: peer}\n", "yaml:2:12: addresses: .* say which"),
+        ("version: 1\naddresses: {header: peer}\n", "yaml:2:12: addresses: .* name one"),
         ("version: 1\naddresses:\n  trusted: [10.0.0.0/8, 10.0.0.1/8]\n", r"yaml:3:25: addresses.trusted\[1\]: .*host"),
-        ("version: 1\naddresses: {trusted: [0.0.0.0/0]}\n", "trusts everybody"),
-        ("version: 1\naddresses: {trusted: []}\n", "say whom to believe"),
+        ("version: 1\naddresses: {trusted: [0.0.0.0/0]}\n", "trusts every client"),
+        ("version: 1\naddresses: {trusted: []}\n", "name the trusted proxies"),
         ("version: 1\naddresses: {trusted: 10.0.0.0/8}\n", "is not a list. Accepted: a list such as"),
         ("version: 1\naddresses: {trusted: [10.0.0.0/8], hops: 1}\n", "not both"),
         ("version: 1\naddresses: {hops: 2, header: cf-connecting-ip}\n", "hops must be 1"),
@@ -165,7 +165,7 @@ tokens:
         (f"{KEYS}, tier: }}\n", r"yaml:4:.*: api_keys.keys\[0\].tier: has no value"),
         (
             f"version: 1\napi_keys: {{header: 'a b', keys: [{{sha256: {DIGEST}}}]}}",
-            "api_keys.header: a header name has",
+            "api_keys.header: a header name must have",
         ),
         (f"version: 1\napi_keys: {{scheme: 'a b', keys: [{{sha256: {DIGEST}}}]}}", "word such as Bearer"),
         ("version: 1\ntokens: []\n", "yaml:2:9: tokens: at least one issuer"),
@@ -188,17 +188,17 @@ tokens:
         (f"{ISSUER}algorithms: [ES384]\n    jwks: jwks.json\n", "none of the 3 keys .* is for ES384"),
         (f"{ISSUER}algorithms: [ES256]\n    jwks: odd.json\n", "none of the 1 keys"),
         (f"{ISSUER}algorithms: [ES256]\n    jwks: private.json\n", "private key"),
-        (f"{ISSUER}algorithms: [RS256, ES256]\n    jwks: jwks.json\n", "keys of one type"),
+        (f"{ISSUER}algorithms: [RS256, ES256]\n    jwks: jwks.json\n", "keys must be of one type"),
         (f"{ISSUER}{{algorithms: [ES256], jwks: jwks.json, claims: {{ip: a}}}}\n", "'ip' cannot be a key here"),
         (f"{ISSUER}{{algorithms: [ES256], jwks: jwks.json, claims: [a]}}\n", "such as {user: sub"),
         (f"{ISSUER}{{algorithms: [ES256], jwks: jwks.json, realm: 'a b'}}\n", "1 to 64 of"),
         (f"{ISSUER}{{algorithms: [ES256], jwks: jwks.json, leeway_s: 601}}\n", "from 0 to 600"),
         ("version: 1\njwt_metadata: {key: a}\n", "yaml:2:15: jwt_metadata: .* such as .{claims: {user: sub}}"),
-        ("version: 1\njwt_metadata: [{}, {key: b}]\n", "jwt_metadata: .* each a key and a realm"),
-        ("version: 1\njwt_metadata: [{realm: a}, {realm: b}]\n", "jwt_metadata: .* each a key and a realm"),
+        ("version: 1\njwt_metadata: [{}, {key: b}]\n", "jwt_metadata: .* each needs a key and a realm"),
+        ("version: 1\njwt_metadata: [{realm: a}, {realm: b}]\n", "jwt_metadata: .* each needs a key and a realm"),
         ("version: 1\njwt_metadata: [{claims: {ip: a}}]\n", "'ip' cannot be a key here"),
         (f"version: 1\napi_keys: {{query: 'a b', keys: [{{sha256: {DIGEST}}}]}}", "a query parameter"),
-        (f"{ISSUER}&a {{algorithms: [ES256], jwks: jwks.json}}\n  - *a\n", "several issuers need"),
+        (f"{ISSUER}&a {{algorithms: [ES256], jwks: jwks.json}}\n  - *a\n", "with several issuers, each needs"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place_and_what_would_be_right(folder: Path, text: str, said: str) -> None:
@@ -247,7 +247,7 @@ def test_a_key_in_a_line_that_is_not_yaml_is_not_repeated(folder: Path) -> None:
 def test_a_private_key_is_refused_and_not_repeated(folder: Path) -> None:
     pem = private_key("ES256").private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
     (folder / "private.pem").write_bytes(pem)
-    with pytest.raises(InvalidRules, match="private key: verifying needs the public key only") as caught:
+    with pytest.raises(InvalidRules, match="private key: verification needs only the public key") as caught:
         loaded(folder, f"{ISSUER}{{algorithms: [ES256], pem: private.pem}}\n")
     assert pem.decode().splitlines()[1] not in str(caught.value)
 
