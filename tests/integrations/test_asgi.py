@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from headgate import InvalidQuota, ResponseHeaders
 from headgate.integrations import Budget
 from headgate.integrations.asgi import TRY_LATER, RateLimitMiddleware
-from headgate.integrations.gate import AsyncGate
+from headgate.integrations.limiter import AsyncRequestLimiter
 from headgate.testing import ManualClock
 from headgate.web.errors import InvalidSettings
 from headgate.web.headers import as_bytes
@@ -220,13 +220,13 @@ async def test_the_lifespan_passes_and_its_end_closes_what_was_opened() -> None:
         seen.append("closed")
 
     app = limited(starts)
-    app.gate.decider.close = closed
+    app.gate.engine.close = closed
     assert await call(app, {"type": "lifespan"}) == []
     assert seen == ["lifespan", "closed"]
 
 
 async def test_a_gate_may_be_shared_and_reset() -> None:
-    gate = AsyncGate({"limits": "1/minute"}, as_bytes)
+    gate = AsyncRequestLimiter({"limits": "1/minute"}, as_bytes)
     first, second = (RateLimitMiddleware(hello, gate=gate) for _ in range(2))
     assert [head(await call(app, scope_of()))[0] for app in (first, second)] == [200, 429]
     await gate.reset("ip:203.0.113.9")
@@ -236,11 +236,11 @@ async def test_a_gate_may_be_shared_and_reset() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"gate": AsyncGate({"limits": "1/minute"})}, "own clock, limits"),
-        ({"gate": AsyncGate({"limits": "1/minute"}), "limits": None, "clock": None}, "asgi.gate"),
+        ({"gate": AsyncRequestLimiter({"limits": "1/minute"})}, "own clock, limits"),
+        ({"gate": AsyncRequestLimiter({"limits": "1/minute"}), "limits": None, "clock": None}, "asgi.gate"),
         ({"on_message": "drop"}, "'close' or 'wait'"),
         ({"limits": None}, "limits nothing"),
-        ({"messages": Budget(rule="messages")}, "needs an engine"),
+        ({"messages": Budget(rule="messages")}, "needs the setting rules or engine"),
     ],
 )
 def test_what_cannot_work_is_loud_at_once(settings: Any, told: str) -> None:

@@ -18,11 +18,17 @@ from headgate import InvalidQuota, LimitExceeded, UsageError
 from headgate.integrations.celery import TaskLimits
 from headgate.integrations.functions import CallRefused
 from headgate.testing import ManualClock
-from tests.servers import RedisServer, until
+from tests.servers import RedisServer, redis_server, until
 
 setup_logging.connect(lambda **_: None, weak=False)  # a worker leaves logging alone, as other tests want it
 RUN: list[tuple[str, float]] = []
 """What tasks have run, and when, by a clock that never goes back."""
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +95,7 @@ def test_a_task_keeps_its_own_retries(app: Celery) -> None:
 
 def test_a_task_without_a_key_fails_rather_than_running_unlimited(app: Celery) -> None:
     result = app.tasks["keyless"].delay(None)
-    with pytest.raises(CallRefused, match="does not say whom"):
+    with pytest.raises(CallRefused, match="does not identify its caller"):
         result.get(timeout=60)
     until(lambda: result.state == "FAILURE", "it has failed")
 
@@ -169,7 +175,7 @@ def test_what_cannot_work_is_loud_where_it_is_written() -> None:
 
     def above() -> None: ...
 
-    with pytest.raises(UsageError, match="of one TaskLimits"):
+    with pytest.raises(UsageError, match="use one TaskLimits"):
         TaskLimits().limit("5/minute")(limits.limit("5/minute")(above))
 
     app = Celery(set_as_current=False)

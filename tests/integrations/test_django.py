@@ -225,7 +225,7 @@ def test_methods_in_threads_ask_redis_in_the_loop_that_the_middleware_is_in() ->
     async def main() -> list[int]:
         client = AsyncClient(raise_request_exception=False)
         seen = [(await client.get("/method")).status_code for _ in range(2)]
-        await _SITE.gate(is_async=True).close()
+        await _SITE.limiter(is_async=True).close()
         return seen
 
     with redis_server() as redis, override_settings(HEADGATE={"limits": "100/minute", "store": redis.address}):

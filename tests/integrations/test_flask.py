@@ -278,7 +278,7 @@ def test_a_limit_above_the_decorator_of_its_route_lets_nobody_pass() -> None:
     limits.limit("1/minute")(app.get("/other")(lambda: "other"))
     app.testing = True
     for _ in range(2):
-        with pytest.raises(UsageError, match="below the decorator of the route"):
+        with pytest.raises(UsageError, match="below the route's decorator"):
             app.test_client().get("/other")
     app, limits = application(limits="5/minute")
     app.get("/inside", endpoint="inside")(both)

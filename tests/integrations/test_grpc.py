@@ -203,7 +203,7 @@ def test_the_address_of_the_peer_counts_and_what_is_not_there_is_not_served(serv
 
 @pytest.mark.parametrize("kind", [RateLimitInterceptor, AsyncRateLimitInterceptor])
 def test_a_name_that_is_not_one_of_a_method_is_loud(kind: Any) -> None:
-    with pytest.raises(InvalidSettings, match=r"not 'Echo\.unary'"):
+    with pytest.raises(InvalidSettings, match=r"got 'Echo\.unary'"):
         kind(methods={"Echo.unary": "1/minute"})
     with pytest.raises(InvalidSettings, match="limits nothing"):
         kind(store="memory")

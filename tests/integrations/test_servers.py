@@ -18,7 +18,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from tests.servers import _LAUNCHER, RedisServer, free_port, until
+from tests.servers import _LAUNCHER, RedisServer, free_port, redis_server, until
 
 ROOT = Path(__file__).parents[2]
 HERE = "tests.integrations"
@@ -38,6 +38,12 @@ SERVERS = {
     "django-uvicorn": [*UVICORN, "--workers", "2", "--lifespan", "off", f"{HERE}.site:asgi"],
     "django-runserver": [sys.executable, "-c", RUNSERVER],
 }
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
 
 
 @contextmanager
@@ -131,7 +137,7 @@ def test_websockets_streams_and_clients_that_go_away_under_uvicorn(redis: RedisS
         (", limits='3/minuet'", "bad quota '3/minuet'"),
         (", limit='3/minute'", "unknown setting limit"),
         (", rules='nowhere.yaml'", "nowhere.yaml: cannot be read"),
-        (", limits='3/minute', on_message='shout'", "on_message is 'close' or 'wait'"),
+        (", limits='3/minute', on_message='shout'", "on_message must be 'close' or 'wait'"),
     ],
 )
 def test_uvicorn_does_not_start_an_application_whose_limits_cannot_work(

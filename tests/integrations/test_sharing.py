@@ -460,10 +460,10 @@ def test_routes_that_cannot_be_told_apart_are_an_error_at_the_start() -> None:
 
 @pytest.mark.parametrize("function", [lambda: "", made("a"), partial(served), Instance(), Instance().method])
 def test_functions_that_cannot_be_told_apart_in_a_shared_store_need_a_name(function: Any) -> None:
-    with pytest.raises(UsageError, match="give it a name of its own"):
+    with pytest.raises(UsageError, match="set a unique name"):
         limited("1/minute", store="redis://127.0.0.1:1")(function)
     limited("1/minute", store="redis://127.0.0.1:1", name="own")(function)
-    with pytest.raises(UsageError, match="give it a name of its own"):
+    with pytest.raises(UsageError, match="set a unique name"):
         TaskLimits().limit("1/minute")(lambda: "")()
 
 

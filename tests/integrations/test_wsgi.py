@@ -13,7 +13,7 @@ from wsgiref.validate import validator
 import pytest
 
 from headgate import load_rules
-from headgate.integrations.gate import Gate
+from headgate.integrations.limiter import RequestLimiter
 from headgate.integrations.wsgi import RateLimitMiddleware, path_of
 from headgate.testing import ManualClock
 from headgate.web.errors import InvalidSettings
@@ -171,4 +171,4 @@ def test_a_middleware_that_limits_nothing_is_a_mistake_unless_it_says_so() -> No
 
 def test_a_gate_that_is_given_has_its_own_settings() -> None:
     with pytest.raises(InvalidSettings, match="own limits"):
-        RateLimitMiddleware(hello, gate=Gate({"limits": "1/minute"}), limits="2/minute")
+        RateLimitMiddleware(hello, gate=RequestLimiter({"limits": "1/minute"}), limits="2/minute")

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from typing import Self
 
 import aiohttp
 import httpx
@@ -273,3 +274,39 @@ def test_a_server_that_cannot_be_reached_is_an_error_of_the_library_in_use() -> 
 def test_what_is_not_a_pacer_is_refused() -> None:
     with pytest.raises(UsageError, match=r"pacer must be a headgate\.pacing\.Pacer, not 60"):
         HttpxTransport(pacer=60)  # type: ignore[arg-type]
+
+
+class EnteredTransport(httpx.MockTransport):
+    """Answers everything, between the beginning and the end of a with block."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: httpx.Response(200))
+        self.events: list[str] = []
+
+    def __enter__(self) -> Self:
+        self.events.append("entered")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.events.append("left")
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()
+
+
+def test_the_inner_transport_is_entered_and_left_with_its_client() -> None:
+    inner = EnteredTransport()
+    with httpx.Client(transport=HttpxTransport(inner)) as client:
+        assert client.get("http://127.0.0.1/").status_code == 200
+        assert inner.events == ["entered"]
+    assert inner.events == ["entered", "left"]
+
+
+async def test_the_inner_transport_of_an_asynchronous_client_too() -> None:
+    inner = EnteredTransport()
+    async with httpx.AsyncClient(transport=AsyncHttpxTransport(inner)) as client:
+        assert (await client.get("http://127.0.0.1/")).status_code == 200
+    assert inner.events == ["entered", "left"]

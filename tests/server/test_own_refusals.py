@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headgate import Engine, InvalidRule
-from headgate.integrations.gate import Gate
-from headgate.integrations.visit import Visit
+from headgate.integrations.exchange import Exchange
+from headgate.integrations.limiter import RequestLimiter
 from headgate.policy.dumping import to_yaml
 from headgate.policy.loading import load
 from headgate.policy.model import Rule
@@ -73,8 +73,8 @@ def test_the_check_says_it_to_whoever_answers_the_client() -> None:
 
 def test_frameworks_answer_with_it() -> None:
     with Engine(load(FILE)) as engine:
-        gate = Gate({"engine": engine})
-        _, refused = [gate.enter(Visit(gate, {}, CLIENT, [], "/", "GET"), gate.budgets, "route") for _ in range(2)]
+        gate = RequestLimiter({"engine": engine})
+        _, refused = [gate.check(Exchange(gate, {}, CLIENT, [], "/", "GET"), gate.budgets, "route") for _ in range(2)]
     assert refused is not None
     assert (refused.status, refused.detail) == (402, MESSAGE)
     assert is_own(json.loads(refused.problem.body))

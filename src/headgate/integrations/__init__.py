@@ -1,4 +1,4 @@
-"""Limits where applications meet their requests: one small file for each framework, which alone imports it.
+"""Limits for web frameworks, gRPC servers, tasks and functions; each module imports its framework only.
 
 =========================  ===========================================================================
 `integrations.asgi`        middleware for any ASGI application: HTTP, WebSocket, streams
@@ -6,17 +6,17 @@
 `integrations.wsgi`        middleware for any WSGI application
 `integrations.flask`       extension and decorator
 `integrations.django`      middleware and decorator, for views of both kinds; settings
-`integrations.litestar`    middleware and guards
+`integrations.litestar`    plugin and guards
 `integrations.grpc`        interceptors of servers, both kinds
 `integrations.celery`      tasks that wait for their turn
-`integrations.functions`   any function: raises, waits or answers otherwise
+`integrations.functions`   any function: refused calls raise, wait, or call another function
 =========================  ===========================================================================
 
-They share `integrations.budgets` (what is counted), `integrations.gate` (how a request passes) and
-`integrations.answers` (what is answered).
+They share `integrations.budget` (what is limited), `integrations.limiter` (settings and engine),
+`integrations.exchange` (one request) and `integrations.answers` (responses).
 """
 
 from headgate.integrations.answers import Refusal
-from headgate.integrations.budgets import Budget
+from headgate.integrations.budget import Budget
 
 __all__ = ["Budget", "Refusal"]

@@ -1,4 +1,4 @@
-"""What is answered: the header fields of rulings, and refusals as problem documents."""
+"""Responses: the header fields of rulings, and refusals as problem documents."""
 
 from __future__ import annotations
 
@@ -32,48 +32,48 @@ from headgate.web.problem import LimitTexts, ProblemDocument
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a request does not pass, and what to answer."""
+    """Why a request is refused, and the response."""
 
     problem: ProblemDocument
     """The status, and a body of type `headgate.web.problem.CONTENT_TYPE`."""
     fields: Sequence[Any] = ()
-    """Header fields, as the framework has them, without the type and length of the body."""
+    """Header fields in the framework's form, without Content-Type and Content-Length."""
     ruling: Ruling | None = None
-    """Who said so; None where nobody could be asked: the request has no key, or asks for what could never pass."""
+    """None for an invalid request, such as one without a key, or with a cost above the limit."""
     answer: Any = None
-    """What `on_refused` wants to be answered instead, in the framework's own terms."""
+    """The response that `on_refused` returned instead, if any: of the framework."""
     is_shadow: bool = False
-    """Whether the request passes nevertheless, since the budget is only tried out."""
+    """Whether the request is allowed nevertheless, by a shadow budget."""
 
     @property
     def status(self) -> int:
-        """429; 403 for those on a deny list, 503 where nothing can be counted, 400 for what cannot be understood."""
+        """429 for a limit, 403 for a deny list, 503 if requests cannot be counted, 400 for an invalid request."""
         return self.problem.status
 
     @property
     def detail(self) -> str:
-        """What is wrong, in a sentence."""
+        """The reason, as a sentence."""
         return self.problem.detail or problem.NOT_ADMITTED
 
     @property
     def retry_after(self) -> int | None:
-        """Seconds, as in Retry-After; None where waiting does not help."""
+        """Seconds, as in Retry-After; None if a retry cannot succeed."""
         return None if self.decision is None else retry_after_s(self.decision)
 
     @property
     def decision(self) -> Decision | None:
-        """What was decided; None where nothing was counted, so that waiting does not help."""
+        """None if nothing was counted."""
         return self.ruling.decision if self.ruling is not None else None
 
 
 class Answers:
-    """Writes what is answered.
+    """Writes header fields and refusals.
 
     Args:
-        headers: which header fields; None: none at all.
-        spelling: how the framework has them.
-        mode_of: says what is answered for a rule while the store is away.
-        refusal_of: returns the status and the message of a rule's refusals; None: nothing is decided by rules.
+        headers: which header fields; None: none.
+        spelling: the framework's form of header fields.
+        mode_of: returns what is answered for a rule while the store is unavailable.
+        refusal_of: returns the status and the message of a rule's refusals; None for quotas.
     """
 
     def __init__(
@@ -84,19 +84,16 @@ class Answers:
         refusal_of: Callable[[str], tuple[int, str]] | None = None,
     ) -> None:
         if headers is not None and not isinstance(headers, ResponseHeaders):
-            raise InvalidSettings(f"headers are ResponseHeaders(...), or None for no fields, not {short(headers)}")
+            raise InvalidSettings(f"headers must be ResponseHeaders(...), or None for no fields, got {short(headers)}")
         self._writer = HeaderWriter(headers, spelling) if headers is not None else None
         self._mode_of, self._refusal_of = mode_of, refusal_of
         self._prepared = Prepared(self._prepare, MOST_PREPARED)
         self._unstored = spelling("Cache-Control")("no-store")
 
     def fields(self, names: Sequence[str], decision: Decision | None, now: int) -> list[Any]:
-        """Return the header fields about what a request was asked by.
+        """Return the header fields of a decision, with the name of the budget or rule of each limit.
 
-        Args:
-            names: of the budget or rule of each limit.
-            decision: about them; None where nobody was asked.
-            now: as for `ResponseHeaders.of`.
+        `now` is as for `ResponseHeaders.of`.
         """
         if self._writer is None or decision is None:
             return []
@@ -105,9 +102,9 @@ class Answers:
         limit: Any = self._prepared.of(names[0], decision.quota)[0]
         return self._writer.write(decision, limit, -(-(now + decision.reset_after_us) // SECOND))
 
-    def fields_of(self, asked: Sequence[tuple[tuple[str, ...], Decision | None]], now: int) -> list[Any]:
-        """Return the same about all that a request was asked by, each with names and what was decided, if anything."""
-        decided = [(names, decision) for names, decision in asked if decision is not None]
+    def joint_fields(self, outcomes: Sequence[tuple[tuple[str, ...], Decision | None]], now: int) -> list[Any]:
+        """Return the header fields of several decisions, each with its names."""
+        decided = [(names, decision) for names, decision in outcomes if decision is not None]
         if not decided:
             return []
         if len(decided) == 1:
@@ -116,26 +113,26 @@ class Answers:
         return self.fields(names, combine([part for _, decision in decided for part in decision.limits]), now)
 
     def refusal(self, ruling: Ruling, now: int) -> Refusal:
-        """Return what is answered to a request that a ruling refuses."""
+        """Return the refusal of a ruling."""
         decision = ruling.decision
         if decision is None:
             status = 403 if ruling.verdict is Verdict.DENIED else 503
-            told = problem.NOT_ADMITTED if status == 403 else "The service cannot count requests at the moment."
-            return Refusal(problem.of_status(status, told), [self._unstored], ruling)
+            detail = problem.NOT_ADMITTED if status == 403 else "The service cannot count requests at the moment."
+            return Refusal(problem.of_status(status, detail), [self._unstored], ruling)
         limits = self._limits(ruling.rules, decision)
         texts = [each[1] for each in limits]
         if decision.degraded and self._mode_of is not None and self._mode_of(ruling.rule_id) is Mode.DENY:
-            told_all = ProblemDocument(503, problem.reduced(decision, texts))  # nobody's fault but ours
+            document = ProblemDocument(503, problem.reduced(decision, texts))
         else:
-            told_all = ProblemDocument(429, problem.exceeded(decision, texts))
+            document = ProblemDocument(429, problem.exceeded(decision, texts))
             if self._refusal_of is not None:
                 status, message = self._refusal_of(ruling.rule_id)
-                told_all = ProblemDocument(status, problem.reworded(told_all.body, status, message))
+                document = ProblemDocument(status, problem.reworded(document.body, status, message))
         fields = [self._unstored] if self._writer is None else self._fields(decision, limits, now)
-        return Refusal(told_all, fields, ruling)
+        return Refusal(document, fields, ruling)
 
-    def unreadable(self, error: Exception) -> Refusal:
-        """Return what is answered to a request that could not be asked about, if that is the client's fault."""
+    def bad_request(self, error: Exception) -> Refusal:
+        """Return the refusal of an invalid request. An unknown rule is the application's mistake, and raised."""
         if isinstance(error, UnknownRule):
             raise error
         return Refusal(problem.bad_request(str(error)), [self._unstored])
@@ -143,14 +140,14 @@ class Answers:
     def _limits(self, names: Sequence[str], decision: Decision) -> Sequence[tuple[LimitFields[Any] | None, LimitTexts]]:
         if not decision.parts:
             return (self._prepared.of(names[0], decision.quota),)
-        told_apart = policy_names(names, len(decision.parts))
-        return [self._prepared.of(name, part.quota) for name, part in zip(told_apart, decision.parts, strict=True)]
+        distinct = policy_names(names, len(decision.parts))
+        return [self._prepared.of(name, part.quota) for name, part in zip(distinct, decision.parts, strict=True)]
 
     def _fields(
         self, decision: Decision, limits: Sequence[tuple[LimitFields[Any] | None, LimitTexts]], now: int
     ) -> list[Any]:
         writer = self._writer
-        assert writer is not None  # noqa: S101  whoever asks has looked
+        assert writer is not None  # noqa: S101  callers have checked
         shown, few = (decision, limits) if len(limits) == 1 else most_shown(decision, limits)
         fields = [each[0] for each in few if each[0] is not None]
         reset_at = -(-(now + decision.reset_after_us) // SECOND)

@@ -2,9 +2,9 @@
 
     app = RateLimitMiddleware(app, limits="100/minute")
 
-Every answer has the header fields, refusals are problem documents (429). Answers are passed on as they come, piece by
-piece. The connection of a WebSocket counts as a request; one that is refused is answered as an HTTP request where the
-server can do that, and else closed before it is accepted. Messages that it receives count where `messages` says so.
+Every response has the header fields; refusals are problem documents (429). Responses are streamed as they come. A
+WebSocket connection counts as a request; a refused one gets an HTTP response if the server supports that, and is
+otherwise closed before it is accepted. With `messages`, received messages count as well.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, TypeAlias, Unpack
 from headgate.core.errors import UsageError
 from headgate.core.numbers import short
 from headgate.integrations.answers import Refusal
-from headgate.integrations.budgets import Budget, Quotas
-from headgate.integrations.gate import AsyncGate, GateSettings, nothing_limited
-from headgate.integrations.visit import DEFAULT, UNDECIDED, Answer, Visit
+from headgate.integrations.budget import Budget, Quotas
+from headgate.integrations.exchange import DEFAULT, Exchange, ResponseStart
+from headgate.integrations.limiter import AsyncRequestLimiter, LimiterSettings, nothing_limited
 from headgate.web.errors import InvalidSettings
 from headgate.web.headers import as_bytes
 from headgate.web.problem import CONTENT_TYPE
@@ -30,19 +30,19 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-VISIT = "headgate.visit"
-"""Where a scope has the visit of its request, for whoever limits routes."""
+EXCHANGE = "headgate.exchange"
+"""Where a scope has its `Exchange`, for the limits of routes."""
 TRY_LATER = 1013
-"""The code that closes a connection with too many messages: "try again later", as IANA lists it."""
+"""The close code "try again later" (IANA), for too many messages."""
 MOST_LAYERS = 100
-"""Of middleware that are looked through, each by the attribute `app` that nearly all of them have."""
+"""Layers of middleware to search, by the attribute `app` that nearly all of them have."""
 _REQUESTS = frozenset({"http", "websocket"})
 _OURS = frozenset({b"x-ratelimit-limit", b"ratelimit"})
 _PROBLEM = (b"content-type", CONTENT_TYPE.encode())
 
 
 class Denied(Exception):
-    """A WebSocket connection is refused by a limit of its route: raised through the application to the middleware."""
+    """A limit of its route refuses a WebSocket connection: raised through the application to the middleware."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.detail)
@@ -50,116 +50,111 @@ class Denied(Exception):
 
 
 class RateLimitMiddleware:
-    """Limits an ASGI application; the rest of the settings are those of `GateSettings`.
-
-    Functions, such as `key`, get what `present` makes of a scope: by default, the scope itself.
+    """Limits an ASGI application; the other settings are those of `LimiterSettings`.
 
     Args:
         app: the application.
-        gate: a gate that was made before, instead of settings: to reset keys, or to share it.
-        messages: how many messages a client may send over all of its WebSocket connections, such as ``"10/s"``.
-        on_message: what becomes of one too many: ``"close"`` ends the connection, ``"wait"`` lets it wait for its turn,
-            and with it all that come behind it.
+        gate: from `gate`, instead of settings: to reset keys, or to share it.
+        messages: how many messages a client may send over all its WebSocket connections, such as ``"10/s"``.
+        on_message: what a message above that does: ``"close"`` closes the connection, ``"wait"`` delays it and all that
+            follow.
     """
 
     has_routes = False
-    """Whether routes may have limits of their own."""
+    """Whether routes can have limits of their own."""
     is_made_late = False
-    """Whether it is made when the application is told to start, as Starlette makes its middleware. Servers take an
-    exception at that point for an application that cannot be told, and serve it: so mistakes are kept for `check`."""
+    """Whether the framework creates it during lifespan startup, as Starlette does. Servers take an exception then as
+    missing lifespan support, and serve the application: so `check` raises errors of the settings."""
     present: Callable[[Scope], Any] | None = None
-    """Makes of a scope what functions of the application want to see; None: they see it as it is."""
-    limits_of: Callable[[Visit, Scope], tuple[Sequence[Budget], str]] | None = None
-    """Says what a request is limited by before it reaches the application, and the name of its route; None: what is for
-    all routes."""
+    """Converts a scope into what functions such as `key` get; None: they get the scope."""
+    limits_of: Callable[[Exchange, Scope], tuple[Sequence[Budget], str]] | None = None
+    """Returns the budgets of a request and the name of its route; None: the budgets for all routes."""
 
     def __init__(
         self,
         app: Application,
         *,
-        gate: AsyncGate | None = None,
+        gate: AsyncRequestLimiter | None = None,
         messages: Quotas | Budget | None = None,
         on_message: str = "close",
-        **settings: Unpack[GateSettings],
+        **settings: Unpack[LimiterSettings],
     ) -> None:
         self.app, self._owned, self._waits = app, gate is None, on_message == "wait"
         self._messages: tuple[Budget, ...] = ()
-        self._mistake: UsageError | None = None
+        self._error: UsageError | None = None
         self._is_checked = False
         try:
             if gate is not None and settings:
-                raise InvalidSettings(f"a gate that is given has its own {', '.join(settings)}")
+                raise InvalidSettings(f"the given gate has its own {', '.join(settings)}")
             if gate is not None and gate.spelling is not as_bytes:
-                raise InvalidSettings("a gate of ASGI applications is made by headgate.integrations.asgi.gate(...)")
+                raise InvalidSettings("create the gate of an ASGI application by headgate.integrations.asgi.gate(...)")
             if on_message not in {"close", "wait"}:
-                raise InvalidSettings(f"on_message is 'close' or 'wait', not {short(on_message)}")
-            self.gate = gate or AsyncGate(settings, as_bytes)
+                raise InvalidSettings(f"on_message must be 'close' or 'wait', got {short(on_message)}")
+            self.gate = gate or AsyncRequestLimiter(settings, as_bytes)
             if messages is not None:
                 budget = messages if isinstance(messages, Budget) else Budget(limits=messages, name="messages")
-                self._messages = self.gate.checked(budget)
+                self._messages = self.gate.validate(budget)
             if not self.has_routes:
                 self.check({})
         except UsageError as error:
-            if not (self.is_made_late or _is_within_starlette(app)):
+            if not (self.is_made_late or _is_in_starlette(app)):
                 raise
-            self._mistake, self.gate, self._owned = error, AsyncGate({}, as_bytes), True
+            self._error, self.gate, self._owned = error, AsyncRequestLimiter({}, as_bytes), True
 
     def check(self, scope: Scope) -> None:
-        """Look at an application that starts, or at the scope of its first request. Raises UsageError."""
-        if self._mistake is not None:
-            raise self._mistake.with_traceback(None)
+        """Check settings and routes, by the scope of the startup or of the first request. Raises UsageError."""
+        if self._error is not None:
+            raise self._error.with_traceback(None)
         if not (self.limited_routes(scope) or self.gate.budgets or self._messages) and self.gate.enabled:
             raise nothing_limited(type(self).__name__.lstrip("_"))
         self._is_checked = True
 
-    def limited_routes(self, scope: Scope) -> bool:  # noqa: ARG002  others need it
-        """Say whether any route has limits of its own, which are checked. Raises UsageError."""
+    def limited_routes(self, scope: Scope) -> bool:  # noqa: ARG002  subclasses use it
+        """Validate the limits of routes; returns whether there are any. Raises UsageError."""
         return False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind, gate = scope["type"], self.gate
         if kind not in _REQUESTS:
-            await self._others(kind, scope, receive, send)
+            await self._pass_on(kind, scope, receive, send)
             return
-        if not self._is_checked:  # a server does not have to say that it starts
+        if not self._is_checked:  # servers need not send startup events
             self.check(scope)
         client = scope.get("client")
         peer, lines = client[0] if client else None, scope["headers"]
-        visit = scope[VISIT] = _Exchange(gate, scope, peer, lines, present=self.present, receive=receive, send=send)
-        if gate.by_rules:
+        exchange = scope[EXCHANGE] = _Exchange(
+            gate, scope, peer, lines, present=self.present, receive=receive, send=send
+        )
+        if gate.has_rules:
             raw_path = scope.get("raw_path")
-            visit.path = raw_path.decode("latin-1") if raw_path else scope["path"]
-            visit.method = scope.get("method", "GET")
-        asked = (gate.budgets, DEFAULT) if self.limits_of is None else self.limits_of(visit, scope)
-        refusal = visit.at_once(*asked)
-        if refusal is UNDECIDED:
-            refusal = await gate.enter(visit, *asked)
-        if kind == "websocket":
-            await self._websocket(visit, refusal, scope, receive, send)
-            return
-        if refusal is not None:
-            scope.pop(VISIT, None)
-            await self.refuse(refusal, scope, receive, send)
-            return
+            exchange.path = raw_path.decode("latin-1") if raw_path else scope["path"]
+            exchange.method = scope.get("method", "GET")
+        budgets, route = (gate.budgets, DEFAULT) if self.limits_of is None else self.limits_of(exchange, scope)
         try:
-            await self.app(scope, visit.received, visit.sent)
+            refusal = await gate.check(exchange, budgets, route)
+            if kind == "websocket":
+                await self._websocket(exchange, refusal, scope, receive, send)
+            elif refusal is not None:
+                await self.refuse(refusal, scope, receive, send)
+            else:
+                await self.app(scope, exchange.received, exchange.sent)
         except Exception:
-            if visit.is_open and not visit.has_left:  # who hangs up gets nothing back
-                await gate.run(visit.fail())
+            if exchange.is_open and not exchange.has_left:  # a client that disconnects gets no refund
+                await gate.run(exchange.fail())
             raise
         finally:
-            scope.pop(VISIT, None)  # it knows the scope, too: without this, only the garbage collector would end both
+            scope.pop(EXCHANGE, None)  # breaks a reference cycle
 
     async def refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that is refused."""
+        """Answer a refused request."""
         await respond(refusal, scope, receive, send)
 
-    async def _others(self, kind: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass_on(self, kind: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve what is not a request."""
         if kind == "lifespan":
             try:
                 self.check(scope)
-            except UsageError as error:  # servers take an exception alone for an application that cannot be told
+            except UsageError as error:  # servers take a mere exception as missing lifespan support
                 await receive()
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
                 raise
@@ -170,39 +165,32 @@ class RateLimitMiddleware:
                 await self.gate.close()
 
     async def _websocket(
-        self, visit: Visit, refusal: Refusal | None, scope: Scope, receive: Receive, send: Send
+        self, exchange: Exchange, refusal: Refusal | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
         if refusal is not None:
-            scope.pop(VISIT, None)
-            await receive()  # that somebody wants to connect
+            await receive()  # the connect message
             await deny(refusal, scope, receive, send)
             return
-        connection = _Connection(receive, send, visit, self._counted if self._messages else None)
+        connection = _Connection(receive, send, exchange, self._check_message if self._messages else None)
         try:
             await self.app(scope, connection.receive, connection.send)
         except Denied as denied:
-            if not connection.is_known:
+            if not connection.has_received:
                 await receive()
             await deny(denied.refusal, scope, receive, send)
-        except Exception:
-            if visit.is_open and not visit.has_left:
-                await self.gate.run(visit.fail())
-            raise
-        finally:
-            scope.pop(VISIT, None)
 
-    async def _counted(self, connection: Visit) -> Refusal | None:
-        """Take what a message costs; if messages wait for their turn, wait for it."""
-        of = connection.request, connection.peer, connection.lines, connection.path, connection.method
+    async def _check_message(self, connection: Exchange) -> Refusal | None:
+        """Take the cost of a message; with ``on_message="wait"``, wait until that is possible."""
+        details = connection.request, connection.peer, connection.lines, connection.path, connection.method
         while True:
-            refusal = await self.gate.enter(Visit(self.gate, *of), self._messages)
+            refusal = await self.gate.check(Exchange(self.gate, *details), self._messages)
             if refusal is None or not self._waits or refusal.decision is None:
                 return refusal
             await asyncio.sleep(refusal.decision.retry_after)
 
 
-class _Exchange(Visit, eq=False, kw_only=True):
-    """The visit of a request, with what its application receives and sends."""
+class _Exchange(Exchange, eq=False, kw_only=True):
+    """A request, with what its application receives and sends."""
 
     receive: Receive
     send: Send
@@ -215,15 +203,15 @@ class _Exchange(Visit, eq=False, kw_only=True):
 
     def sent(self, message: Message) -> Awaitable[None]:
         if self.is_open:
-            return self._settled(message)
+            return self._settle(message)
         return self.send(with_fields(message, self) if message["type"] == "http.response.start" else message)
 
-    async def _settled(self, message: Message) -> None:
-        """Pass on a message of the response that decides what a request costs."""
+    async def _settle(self, message: Message) -> None:
+        """Pass on a message of a response that decides what the request costs."""
         if message["type"] == "http.response.start":
-            gate: Any = self.gate
+            limiter: Any = self.limiter
             status = message["status"]
-            await gate.run(self.respond(Answer(status, message.get("headers", ())), status))
+            await limiter.run(self.respond(ResponseStart(status, message.get("headers", ())), status))
             message = with_fields(message, self)
         try:
             await self.send(message)
@@ -236,26 +224,29 @@ class _Connection:
     """A WebSocket connection, as the application sees it."""
 
     def __init__(
-        self, receive: Receive, send: Send, visit: Visit, count: Callable[[Visit], Awaitable[Refusal | None]] | None
+        self,
+        receive: Receive,
+        send: Send,
+        exchange: Exchange,
+        check_message: Callable[[Exchange], Awaitable[Refusal | None]] | None,
     ) -> None:
-        self._receive, self._send, self._visit, self._count = receive, send, visit, count
-        self.is_known = False
-        """Whether the application has received anything yet."""
+        self._receive, self._send, self._exchange, self._check_message = receive, send, exchange, check_message
+        self.has_received = False
         self._is_closed = False
 
     async def send(self, message: Message) -> None:
-        if self._is_closed:  # by us: there is nobody left to tell
+        if self._is_closed:  # by a refused message
             return
-        await self._send(with_fields(message, self._visit) if message["type"] == "websocket.accept" else message)
+        await self._send(with_fields(message, self._exchange) if message["type"] == "websocket.accept" else message)
 
     async def receive(self) -> Message:
         message = await self._receive()
-        self.is_known = True
+        self.has_received = True
         if message["type"] == "websocket.disconnect":
-            self._visit.has_left = True
-        if message["type"] != "websocket.receive" or self._count is None or self._is_closed:
+            self._exchange.has_left = True
+        if message["type"] != "websocket.receive" or self._check_message is None or self._is_closed:
             return message
-        refusal = await self._count(self._visit)
+        refusal = await self._check_message(self._exchange)
         if refusal is None:
             return message
         self._is_closed = True
@@ -264,8 +255,8 @@ class _Connection:
         return {"type": "websocket.disconnect", "code": TRY_LATER, "reason": reason}
 
 
-def _is_within_starlette(app: Any) -> bool:
-    """Whether Starlette makes a middleware around `app`: its own innermost one is inside, which nobody else makes."""
+def _is_in_starlette(app: Any) -> bool:
+    """Whether Starlette wraps `app` in middleware: then its own innermost middleware is inside."""
     module = sys.modules.get("starlette.middleware.exceptions")
     for _ in range(MOST_LAYERS):
         if module is None or app is None:
@@ -276,14 +267,14 @@ def _is_within_starlette(app: Any) -> bool:
     return False
 
 
-def gate(**settings: Unpack[GateSettings]) -> AsyncGate:
-    """Return a gate for ASGI applications, to share it between them, or to reset keys."""
-    return AsyncGate(settings, as_bytes)
+def gate(**settings: Unpack[LimiterSettings]) -> AsyncRequestLimiter:
+    """Return a limiter to share between ASGI applications, or to reset keys."""
+    return AsyncRequestLimiter(settings, as_bytes)
 
 
-def with_fields(message: Message, visit: Visit) -> Message:
-    """Return the start of a response with the header fields, unless somebody further inside has sent them."""
-    fields = visit.fields()
+def with_fields(message: Message, exchange: Exchange) -> Message:
+    """Return the start of a response with the header fields, unless an inner application has sent them."""
+    fields = exchange.fields()
     if not fields:
         return message
     headers = list(message.get("headers", ()))
@@ -296,7 +287,7 @@ def with_fields(message: Message, visit: Visit) -> Message:
 
 
 async def respond(refusal: Refusal, scope: Scope, receive: Receive, send: Send, prefix: str = "") -> None:
-    """Send a refusal, or what the application wants to answer instead: an ASGI application, such as a response."""
+    """Send a refusal, or the response that replaces it: any ASGI application."""
     if refusal.answer is not None:
         await refusal.answer(scope, receive, send)
         return
@@ -307,7 +298,7 @@ async def respond(refusal: Refusal, scope: Scope, receive: Receive, send: Send, 
 
 
 async def deny(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse a WebSocket connection that is not accepted yet."""
+    """Refuse a WebSocket connection before it is accepted."""
     if "websocket.http.response" in scope.get("extensions", {}):
         await respond(refusal, scope, receive, send, "websocket.")
     else:  # the server answers 403

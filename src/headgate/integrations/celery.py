@@ -1,4 +1,4 @@
-"""Celery: tasks that are too many wait for their turn, whichever worker they are on; none is dropped.
+"""Celery: tasks above a limit wait for their turn, across all workers; none is dropped.
 
 ::
 
@@ -8,9 +8,10 @@
     @limits.limit("10/minute", key=lambda user: f"user:{user}")
     def send(user): ...
 
-A task that is refused is sent again, under the same id, to be run when it could pass; that is not one of its retries.
-Where a leaky bucket queues (``"10/minute leaky_bucket queue"``), each task gets a time of its own, and is sent once;
-otherwise those that wait ask again, somewhat apart. Functions, such as `key`, get the arguments of the task.
+A refused task is sent again under the same id, for the time when it could run; that is not one of its retries. In the
+queue of a leaky bucket (``"10/minute leaky_bucket queue"``), each task has a time of its own and is sent again once;
+otherwise waiting tasks are checked again, at slightly different times. Functions such as `key` get the arguments of the
+task.
 """
 
 from __future__ import annotations
@@ -28,34 +29,35 @@ from celery.exceptions import Ignore
 from headgate.core.errors import UsageError
 from headgate.core.quota import SECOND
 from headgate.integrations.answers import Refusal
-from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, check_name, name_of_function
+from headgate.integrations.budget import Budget, BudgetSettings, Quotas, QuotasOfKey
+from headgate.integrations.exchange import Exchange
 from headgate.integrations.functions import CallRefused, Invocation, budget_of, exceeded, key_of
-from headgate.integrations.gate import Gate, GateSettings
-from headgate.integrations.visit import Visit
+from headgate.integrations.limiter import LimiterSettings, RequestLimiter
+from headgate.integrations.routes import function_name, require_name
 
 __all__ = ["TaskLimits"]
 F = TypeVar("F", bound=Callable[..., Any])
 SPREAD = 0.1
-"""How much later than it could pass a task asks again, at most, as a share of the wait: so not all come at once."""
+"""The largest random addition to a wait, as a share of it, so that tasks do not return all at once."""
 _LIMITS = "__headgate_limits__"
-"""The attribute by which a decorated task has its gate and its budgets."""
+"""The attribute of a decorated task that has its limiter and its budgets."""
 _ADMITTED = "headgate-admitted"
-"""The header of a task that has its place in a queue already, with the number of its retries: the next counts anew."""
+"""The header of a task that has waited in a queue, with the number of its retries: the next retry counts again."""
 
 
 class TaskLimits:
-    """Limits of tasks. The settings are those of `GateSettings`; `limits` is for all decorated tasks together."""
+    """Limits of tasks. The settings are those of `LimiterSettings`; `limits` is for all decorated tasks together."""
 
-    def __init__(self, **settings: Unpack[GateSettings]) -> None:
+    def __init__(self, **settings: Unpack[LimiterSettings]) -> None:
         given: Any = {**settings, "key": key_of(settings.get("key"))}
-        self.gate = Gate(given)
+        self.gate = RequestLimiter(given)
 
     def limit(self, limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Callable[[F], F]:
-        """Return a decorator that limits a task, below that of Celery; see `Budget` for what it may be told."""
+        """Return a decorator that limits a task, below that of Celery; see `Budget` for its options."""
         if terms.get("count_when") is not None:
             raise UsageError("a task has no response: count_when is for requests")
         given: Any = terms
-        (budget,) = self.gate.checked(budget_of(limits, given))
+        (budget,) = self.gate.validate(budget_of(limits, given))
 
         def decorate(function: F) -> F:
             if isinstance(function, Task):
@@ -67,36 +69,36 @@ class TaskLimits:
         return decorate
 
     def _decorated(self, function: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
-        gate, route = self.gate, name_of_function(function)
-        known: tuple[Gate, list[Budget]] | None = getattr(function, _LIMITS, None)
-        if known is not None:  # all are decided together: a place in the queue of one is not a place in another's
+        gate, own_name = self.gate, function_name(function)
+        known: tuple[RequestLimiter, list[Budget]] | None = getattr(function, _LIMITS, None)
+        if known is not None:  # all are decided together: a task waits in one queue only
             if known[0] is not gate:
-                raise UsageError(f"{route} has limits already: all limits of a task are of one TaskLimits")
+                raise UsageError(f"{own_name} has limits already: use one TaskLimits for all limits of a task")
             known[1].insert(0, budget)
             return function
         budgets = [budget]
 
         @wraps(function)
         def limited(*args: Any, **kwargs: Any) -> Any:
-            visit = Visit(gate, Invocation(function, args, kwargs))
+            exchange = Exchange(gate, Invocation(function, args, kwargs))
             if not _is_admitted():
+                name = own_name
                 if current_task and unwrap(current_task.run) is unwrap(function):
                     name = current_task.name
                 else:
-                    check_name(function, budget)
-                    name = route
-                refusal = gate.enter(visit, (*gate.budgets, *budgets), name)
+                    require_name(function, budget)
+                refusal = gate.check(exchange, (*gate.budgets, *budgets), name)
                 if refusal is not None:
-                    _defer(visit, refusal, name)
-                if visit.delay_us and _is_called():
-                    gate.clock.wait(threading.Event(), gate.clock.ticks() + visit.delay_us)
-                elif visit.delay_us:
-                    _send_again(visit.delay_us / SECOND, is_admitted=True)
+                    _defer(exchange, refusal, name)
+                if exchange.delay_us and _is_called():
+                    gate.clock.wait(threading.Event(), gate.clock.ticks() + exchange.delay_us)
+                elif exchange.delay_us:
+                    _send_again(exchange.delay_us / SECOND, is_admitted=True)
                     raise Ignore
             try:
                 return function(*args, **kwargs)
             except Exception:
-                gate.run(visit.fail())
+                gate.run(exchange.fail())
                 raise
 
         setattr(limited, _LIMITS, (gate, budgets))
@@ -104,7 +106,7 @@ class TaskLimits:
 
 
 def _is_called() -> bool:
-    """Whether a task is called as a function, or eagerly: nobody would run it later."""
+    """Whether a task is called as a function, or eagerly, so that it cannot be sent again."""
     return bool(not current_task or current_task.request.called_directly or current_task.request.is_eager)
 
 
@@ -113,13 +115,13 @@ def _is_admitted() -> bool:
     return bool(headers) and headers.get(_ADMITTED) == str(current_task.request.retries)
 
 
-def _defer(visit: Visit, refusal: Refusal, route: str) -> None:
-    """Let a task come again when it could pass. Raises Ignore, which ends it for now; or says why it never could."""
+def _defer(exchange: Exchange, refusal: Refusal, name: str) -> None:
+    """Send a refused task again. Raises Ignore, which ends it for now, or the error if it cannot be sent again."""
     decision = refusal.decision
     if decision is None:
         raise CallRefused(refusal.detail, refusal.status)
     if _is_called():
-        raise exceeded(visit, route, decision)
+        raise exceeded(exchange, name, decision)
     _send_again(decision.retry_after * (1 + SPREAD * random.random()), is_admitted=False)
     raise Ignore
 

@@ -8,8 +8,8 @@
     @app.get("/search", dependencies=[Depends(limit("5/minute"))])
     def search(): ...
 
-Functions, such as `key`, get the `HTTPConnection` of Starlette: the request, or the WebSocket connection. Those of a
-route get the `Request` of the endpoint, and may read its body: ``(await request.json()).get("user")``.
+Functions such as `key` get Starlette's `HTTPConnection`: the request, or the WebSocket connection. Those of a route get
+the endpoint's `Request`, and may read its body: ``(await request.json()).get("user")``.
 """
 
 from __future__ import annotations
@@ -30,19 +30,16 @@ from starlette.routing import Host, Match, Mount
 from headgate.core.errors import UsageError
 from headgate.integrations import asgi
 from headgate.integrations.answers import Refusal
-from headgate.integrations.asgi import MOST_LAYERS, VISIT, Denied, Scope, gate
-from headgate.integrations.budgets import (
-    Budget,
-    BudgetSettings,
-    Quotas,
-    QuotasOfKey,
-    check_order,
-    decorated_with,
-    name_of_function,
-    name_of_route,
-    own_budgets,
+from headgate.integrations.asgi import EXCHANGE, MOST_LAYERS, Denied, Scope, gate
+from headgate.integrations.budget import Budget, BudgetSettings, Quotas, QuotasOfKey
+from headgate.integrations.exchange import Exchange
+from headgate.integrations.routes import (
+    budgets_of,
+    check_decorator_order,
+    decorate_view,
+    function_name,
+    route_name,
 )
-from headgate.integrations.visit import UNDECIDED, Visit
 from headgate.web.problem import CONTENT_TYPE
 
 __all__ = ["Limit", "RateLimitMiddleware", "RateLimited", "gate", "limit", "limited"]
@@ -50,16 +47,15 @@ _Depends: Any = object
 with suppress(ImportError):  # Starlette has no dependencies
     from fastapi.params import Depends as _Depends
 _CONNECTION = "headgate_connection"
-"""The parameter by which FastAPI gives the connection to a decorated route."""
+"""The parameter in which a decorated route gets the connection from FastAPI."""
 _HANDLERS = "starlette.exception_handlers"
-"""Where a scope has the handlers of the application, by exception and by status."""
+"""Where a scope has the application's handlers, by exception and by status."""
 
 
 class RateLimitMiddleware(asgi.RateLimitMiddleware):
-    """Limits all routes, and lets routes have limits of their own; see `headgate.integrations.asgi`.
+    """Limits all routes, and supports limits of routes; see `headgate.integrations.asgi`.
 
-    Functions, such as `key`, get the request as Starlette has it. When the application starts, the limits of all routes
-    are checked: one that could not work keeps it from starting.
+    An application whose limits could never work does not start.
     """
 
     has_routes = True
@@ -68,38 +64,34 @@ class RateLimitMiddleware(asgi.RateLimitMiddleware):
 
     def limited_routes(self, scope: Scope) -> bool:
         routes = _Routes(scope.get("app"))
-        self.gate.know(*routes.budgets)
+        self.gate.validate_once(*routes.budgets)
         return bool(routes.budgets)
 
 
 class RateLimited(HTTPException):
-    """A route's own limit refuses a request.
+    """A limit of its route refuses a request.
 
-    By default it is answered by a problem document, as the middleware does. An application that registers a handler for
-    it answers as that says.
-
-    Attributes:
-        refusal: why, and what would be answered.
+    The response is a problem document, like the middleware's, unless the application registers a handler.
     """
 
-    def __init__(self, refusal: Refusal) -> None:  # what only a handler of the application reads is found when it does
+    def __init__(self, refusal: Refusal) -> None:  # the rest is computed when a handler reads it
         self.status_code, self.refusal = refusal.status, refusal
 
     @cached_property
     def detail(self) -> str:  # type: ignore[override]
-        """What is wrong, in a sentence."""
+        """The reason, as a sentence."""
         return self.refusal.detail
 
     @cached_property
     def headers(self) -> dict[str, str]:  # type: ignore[override]
-        """The header fields, as text."""
+        """The header fields."""
         return {name.decode(): value.decode() for name, value in self.refusal.fields}
 
 
 class Limit(_Depends):  # type: ignore[misc]
     """A limit of routes, as a dependency: ``Depends(limit("5/minute"))``, or the same without ``Depends``.
 
-    Each route that has it has a budget of its own, unless it is given a name.
+    Without a name, each route has its own budget.
     """
 
     __eq__, __hash__ = object.__eq__, object.__hash__
@@ -109,96 +101,79 @@ class Limit(_Depends):  # type: ignore[misc]
         self.__dict__.update(fields)  # those of FastAPI are frozen
 
     async def __call__(self, connection: HTTPConnection) -> None:
-        scope = connection.scope
-        route = _route_of(scope, self._budgets)
-        if (self.budget.replaces or not route.replaces) and not _passes(scope, self._budgets, route.name):
-            await _enter(connection, self._budgets, route.name)
+        route = _route_of(connection.scope, self._budgets)
+        if self.budget.replaces or not route.replaces:
+            await _check(connection, self._budgets, route.name)
 
 
 def limit(limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Limit:
-    """Return a dependency that limits routes; see `Budget` for what it may be told."""
+    """Return a dependency that limits routes; see `Budget` for its options."""
     return Limit(Budget(limits=limits, **terms))
 
 
 def limited(
     limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]
 ) -> Callable[[Callable[..., Any]], Callable[..., Awaitable[Any]]]:
-    """Return a decorator that limits a route; the route needs no parameter for it. Put it below that of the route.
+    """Return a decorator that limits a route. Put it below the route's decorator.
 
-    Several of them on one route are decided together.
+    The route needs no parameter for it. Several of them on one route are decided together.
     """
     budget = Budget(limits=limits, **terms)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-        decorated: Callable[..., Awaitable[Any]] = decorated_with(function, budget, partial(_guarded, function))
+        decorated: Callable[..., Awaitable[Any]] = decorate_view(function, budget, partial(_limited, function))
         return decorated
 
     return decorate
 
 
-def _guarded(function: Callable[..., Any], budgets: Sequence[Budget]) -> Callable[..., Awaitable[Any]]:
-    own, is_async = name_of_function(function), inspect.iscoroutinefunction(function)
-    has_connection = _CONNECTION in inspect.signature(function).parameters  # it is limited itself
+def _limited(function: Callable[..., Any], budgets: Sequence[Budget]) -> Callable[..., Awaitable[Any]]:
+    own, is_async = function_name(function), inspect.iscoroutinefunction(function)
+    has_connection = _CONNECTION in inspect.signature(function).parameters  # a limited function has
 
     @wraps(function)
-    async def guarded(*args: Any, **kwargs: Any) -> Any:
+    async def limited(*args: Any, **kwargs: Any) -> Any:
         connection = kwargs.get(_CONNECTION) if has_connection else kwargs.pop(_CONNECTION, None)
-        if connection is None:  # Starlette gives it to every endpoint, as an argument
-            given = (*args, *kwargs.values())
-            connection = next((each for each in given if isinstance(each, HTTPConnection)), None)
+        if connection is None:  # Starlette passes it to every endpoint
+            values = (*args, *kwargs.values())
+            connection = next((each for each in values if isinstance(each, HTTPConnection)), None)
         if connection is None:
-            raise UsageError(f"{own} is limited, but it was not called as a route")
+            raise UsageError(f"{own} is limited as a route, but was not called as one")
         route = _route_of(connection.scope, budgets).name
-        if (
-            own_budgets(connection.scope.get("endpoint")) is not budgets
-        ):  # one of several functions that serve the route
+        if budgets_of(connection.scope.get("endpoint")) is not budgets:  # several functions serve the route
             route = f"{route}:{own}"
-        visit: Visit = connection.scope[VISIT]
-        with visit.asking(budgets) as rest:
-            if rest and not _passes(connection.scope, rest, route):
-                await _enter(connection, rest, route)
+        exchange: Exchange = connection.scope[EXCHANGE]
+        with exchange.covering(budgets) as rest:
+            if rest:
+                await _check(connection, rest, route)
             if is_async:
                 return await function(*args, **kwargs)
             return await run_in_threadpool(function, *args, **kwargs)
 
-    guarded.__signature__ = _with_connection(function)  # type: ignore[attr-defined]
-    return guarded
+    limited.__signature__ = _with_connection(function)  # type: ignore[attr-defined]
+    return limited
 
 
-def _passes(scope: Scope, budgets: Sequence[Budget], route: str) -> bool:
-    """Whether a request passes the budgets of a route at once; see `Visit.at_once`. Raises RateLimited."""
-    visit: Visit = scope[VISIT]
-    if budgets[0] not in visit.gate.known:
-        return False
-    refusal = visit.at_once(budgets, route)
-    if refusal is not None and refusal is not UNDECIDED:
-        raise _raised(scope, refusal)
-    return refusal is None
-
-
-async def _enter(connection: HTTPConnection, budgets: Sequence[Budget], route: str) -> None:
-    """Take what budgets of a route cost. Raises RateLimited."""
+async def _check(connection: HTTPConnection, budgets: Sequence[Budget], route: str) -> None:
+    """Take the cost from budgets of a route. Raises RateLimited or Denied."""
     scope = connection.scope
-    visit: Visit = scope[VISIT]
-    visit.subject, visit.present = connection, None  # the endpoint's own: it keeps a body that a key function reads
-    gate: Any = visit.gate
-    gate.know(*budgets)
-    refusal = await gate.enter(visit, budgets, route)
-    if refusal is not None:
-        raise _raised(scope, refusal)
-
-
-def _raised(scope: Scope, refusal: Refusal) -> Exception:
+    exchange: Exchange = scope[EXCHANGE]
+    exchange.subject, exchange.present = connection, None  # the endpoint's request keeps a body that a function reads
+    limiter: Any = exchange.limiter
+    limiter.validate_once(*budgets)
+    refusal = await limiter.check(exchange, budgets, route)
+    if refusal is None:
+        return
     if scope["type"] == "websocket":
-        return Denied(refusal)
+        raise Denied(refusal)
     handlers = scope.get(_HANDLERS)
-    if handlers is not None:  # answer with a problem document, unless the application has said how it answers
+    if handlers is not None:
         handlers[0].setdefault(RateLimited, _problem)
-    return RateLimited(refusal)
+    raise RateLimited(refusal)
 
 
 def _with_connection(function: Callable[..., Any]) -> inspect.Signature:
-    """Return a signature by which FastAPI gives the connection to a function that has no parameter for it."""
+    """Return the signature of a function, with a parameter for the connection."""
     signature = inspect.signature(function, eval_str=True)
     parameters = list(signature.parameters.values())
     if any(each.annotation is HTTPConnection for each in parameters):
@@ -209,11 +184,11 @@ def _with_connection(function: Callable[..., Any]) -> inspect.Signature:
 
 
 class _Route:
-    """A route, and through which mounts it is reached.
+    """A route behind its hosts and mounts.
 
     Attributes:
         name: of its budgets.
-        budgets: its own, and those of its routers and of its application.
+        budgets: those of its decorators and dependencies, including its routers' and its application's.
         replaces: whether one of them replaces the others.
     """
 
@@ -221,12 +196,12 @@ class _Route:
         self._chain, self.endpoint = chain, chain[-1].endpoint
         path = "".join(each.host if isinstance(each, Host) else each.path for each in chain)
         methods = getattr(chain[-1], "methods", None) or ("ANY" if hasattr(chain[-1], "methods") else "WEBSOCKET",)
-        self.name = name_of_route(methods, path)
-        self.budgets = [*own_budgets(self.endpoint), *_dependencies(chain[-1])]
+        self.name = route_name(methods, path)
+        self.budgets = [*budgets_of(self.endpoint), *_dependencies(chain[-1])]
         self.replaces = any(budget.replaces for budget in self.budgets)
 
     def matches(self, scope: Scope) -> bool:
-        """Whether a request comes here."""
+        """Whether the route serves a request."""
         outer = {"root_path": scope.get("app_root_path", scope.get("root_path", "")), "path_params": {}}
         scope = {**scope, **outer, "app_root_path": outer["root_path"]}
         for each in self._chain:
@@ -238,13 +213,13 @@ class _Route:
 
 
 class _Routes:
-    """The routes of an application. Raises UsageError for those whose limits cannot be told apart."""
+    """The routes of an application. Raises UsageError if unnamed limits of two routes would share a name."""
 
     def __init__(self, application: Any) -> None:
         self.application = application
         self._by_name: dict[str, list[_Route]] = {}
         found = [_Route(chain) for chain in _chains(application)]
-        check_order(route.endpoint for route in found)
+        check_decorator_order(route.endpoint for route in found)
         unnamed: dict[str, Any] = {}
         for route in found:
             self._by_name.setdefault(getattr(route.endpoint, "__qualname__", ""), []).append(route)
@@ -264,27 +239,27 @@ class _Routes:
 
 def _route_of(scope: Scope, budgets: Sequence[Budget]) -> _Route:
     """Return the route of a request. Raises UsageError."""
-    visit: Visit | None = scope.get(VISIT)
-    if visit is None:
-        raise UsageError("a limit of a route needs the middleware: app.add_middleware(RateLimitMiddleware, ...)")
-    known, application = visit.gate.routes, scope["router"]
+    exchange: Exchange | None = scope.get(EXCHANGE)
+    if exchange is None:
+        raise UsageError("the limit of a route needs the middleware: app.add_middleware(RateLimitMiddleware, ...)")
+    known, application = exchange.limiter.routes, scope["router"]
     routes = next((each for each in known if each.application is application), None)
     route: _Route | None = routes.of(scope) if routes is not None else None
     is_unnamed = any(budget.limits is not None and not budget.name for budget in budgets)
-    if route is None and (is_unnamed or routes is None):  # it may have been added since
+    if route is None and (is_unnamed or routes is None):  # it may be new
         routes = _Routes(application)
         known[:] = [*(each for each in known if each.application is not application), routes]
         route = routes.of(scope)
         if route is None and is_unnamed:
-            raise UsageError(f"{scope['path']} is not among the routes: give its limit a name, such as name='mails'")
+            raise UsageError(f"{scope['path']} is not a known route: give its limit a name, such as name='mails'")
     return route or _Route((SimpleNamespace(endpoint=None, path=""),))
 
 
 def _chains(place: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the routes of an application or a router, each behind the hosts and mounts that lead to it."""
+    """Yield the routes of an application or a router, each as the chain of its hosts, its mounts and itself."""
     if isinstance(place, Host | Mount):
         above = (*above, place)
-    contexts = getattr(place, "effective_route_contexts", None)  # of a router where it is included
+    contexts = getattr(place, "effective_route_contexts", None)  # of an included router
     for _ in range(MOST_LAYERS):
         if contexts is not None or getattr(place, "routes", None) or not hasattr(place, "app"):
             break
@@ -298,7 +273,7 @@ def _chains(place: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def _dependencies(route: Any) -> Iterator[Budget]:
-    """Yield the budgets of a route by its dependencies."""
+    """Yield the budgets of a route's dependencies."""
     dependencies = list(getattr(getattr(route, "dependant", None), "dependencies", ()))
     for dependant in dependencies:
         if isinstance(dependant.call, Limit):
@@ -306,13 +281,13 @@ def _dependencies(route: Any) -> Iterator[Budget]:
         dependencies += dependant.dependencies
 
 
-async def _problem(_: Any, error: Exception) -> Response:  # else Starlette would run it in a thread
-    assert isinstance(error, RateLimited)  # noqa: S101  it is the handler of no other
+async def _problem(_: Any, error: Exception) -> Response:  # a plain function would run in a thread
+    assert isinstance(error, RateLimited)  # noqa: S101  it handles no other
     refusal = error.refusal
     if refusal.answer is not None:
         response: Response = refusal.answer
         return response
-    changed = vars(error).get("headers")  # by a part of the application that caught it on its way here
+    changed = vars(error).get("headers")  # set by application code that caught the exception
     response = Response(refusal.problem.encode(), refusal.status, changed, CONTENT_TYPE)
     if changed is None:
         response.raw_headers[:0] = refusal.fields

@@ -1,4 +1,4 @@
-"""Flask: an extension for all routes, and its decorator for some.
+"""Flask: an extension for all routes, with a decorator for some.
 
 ::
 
@@ -9,8 +9,8 @@
     @limits.limit("5/minute")
     def search(): ...
 
-What a route and all routes are limited by is decided together, before the view is called. Functions, such as `key`, get
-the request of Flask.
+The limits of a route and those for all routes are decided together, before the view is called. Functions such as `key`
+get Flask's request.
 """
 
 from __future__ import annotations
@@ -25,48 +25,41 @@ from werkzeug.exceptions import HTTPException, TooManyRequests
 
 from headgate.core.errors import UsageError
 from headgate.integrations.answers import Refusal
-from headgate.integrations.budgets import (
-    Budget,
-    BudgetSettings,
-    Quotas,
-    QuotasOfKey,
-    check_order,
-    decorated_with,
-    name_of_function,
-    name_of_route,
-    own_budgets,
+from headgate.integrations.budget import Budget, BudgetSettings, Quotas, QuotasOfKey
+from headgate.integrations.limiter import LimiterSettings, RequestLimiter, nothing_limited
+from headgate.integrations.routes import (
+    budgets_of,
+    check_decorator_order,
+    decorate_view,
+    function_name,
+    route_name,
 )
-from headgate.integrations.gate import Gate, GateSettings, nothing_limited
-from headgate.integrations.wsgi import OURS, visit_of
+from headgate.integrations.wsgi import OURS, exchange_of
 from headgate.web.errors import InvalidSettings
 from headgate.web.problem import CONTENT_TYPE
 
 __all__ = ["RateLimited", "RateLimits", "Refused"]
 F = TypeVar("F", bound="Callable[..., Any] | Blueprint")
 _EXTENSION = "headgate"
-_PASSING = "headgate_passing"
-"""The attribute of `flask.g` by which a request has what is known of it."""
+_CURRENT = "headgate_request"
+"""The attribute of `flask.g` that has the `_Request`."""
 
 
 class Refused(HTTPException):
-    """A request is refused, and not by a limit: see `Refusal.status`. It is answered by a problem document.
-
-    Attributes:
-        refusal: why, and what would be answered.
-    """
+    """A request is refused, and not by a limit: see `Refusal.status`. The response is a problem document."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.detail)
         self.code, self.refusal = refusal.status, refusal
 
     def get_response(self, *_: Any, **__: Any) -> Any:
-        """Return what is answered; the fields are added to that, whoever answers."""
+        """Return the response, to which `RateLimits` adds the header fields."""
         if self.refusal.answer is not None:
             return make_response(self.refusal.answer)
         return Response(self.refusal.problem.encode(), self.refusal.status, content_type=CONTENT_TYPE)
 
     def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
-        """Answer as a WSGI application: Flask makes a response of that, where the application has no error handler."""
+        """Answer as a WSGI application, which Flask calls if the application has no error handler."""
         if self.refusal.answer is not None:
             return super().__call__(environ, start_response)
         body = self.refusal.problem.encode()
@@ -78,177 +71,170 @@ class Refused(HTTPException):
 class RateLimited(Refused, TooManyRequests):
     """A request is refused by a limit: 429.
 
-    It is answered by a problem document, unless the application has an error handler for this class, for 429, or for
-    all of `HTTPException`.
+    The response is a problem document, unless the application has an error handler for this class, for 429, or for
+    `HTTPException`.
     """
 
 
 class RateLimits:
-    """The extension. Settings are those of `GateSettings`; ``app.config["HEADGATE"]``, a dictionary, has more of them.
+    """The extension. Settings are those of `LimiterSettings`; the dictionary ``app.config["HEADGATE"]`` adds to them.
 
-    One of these may be used with several applications; each has a gate of its own.
+    It can be used with several applications, which count separately unless they share a store.
 
     Args:
-        app: the application; None: `init_app` is called for it later.
+        app: the application; None: call `init_app` later.
     """
 
-    def __init__(self, app: Flask | None = None, **settings: Unpack[GateSettings]) -> None:
+    def __init__(self, app: Flask | None = None, **settings: Unpack[LimiterSettings]) -> None:
         self._settings = settings
         self._budgets: list[Budget] = []
-        self._watched: dict[Gate, _Watch] = {}
-        """What each application calls."""
+        self._hooks: list[_Hooks] = []
         if app is not None:
             self.init_app(app)
 
-    def init_app(self, app: Flask, **settings: Unpack[GateSettings]) -> None:
-        """Limit an application, by these settings besides. Raises UsageError, for its decorated views as well."""
+    def init_app(self, app: Flask, **settings: Unpack[LimiterSettings]) -> None:
+        """Limit an application, with additional settings. Raises UsageError, also for the views decorated so far."""
         if _EXTENSION in app.extensions:
-            raise UsageError("the application has rate limits already: give all of them to one RateLimits")
+            raise UsageError("the application has rate limits already: use one RateLimits for all of them")
         configured = app.config.get("HEADGATE", {})
         if not isinstance(configured, Mapping):
-            raise InvalidSettings("HEADGATE is a dictionary, such as {'limits': '100/minute'}")
-        given: Any = {**self._settings, **settings, **configured}
-        gate = Gate(given)
-        app.extensions[_EXTENSION] = gate
-        watch = self._watched[gate] = _Watch(app, gate)
-        app.before_request(watch.before)
-        app.after_request(watch.after)
-        for budget in (*gate.budgets, *gate.checked(*self._budgets)):
-            watch.know(budget)
+            raise InvalidSettings("HEADGATE must be a dictionary, such as {'limits': '100/minute'}")
+        merged: Any = {**self._settings, **settings, **configured}
+        gate = app.extensions[_EXTENSION] = RequestLimiter(merged)
+        hooks = _Hooks(app, gate)
+        self._hooks.append(hooks)
+        app.before_request(hooks.before)
+        app.after_request(hooks.after)
+        for budget in (*gate.budgets, *self._budgets):
+            hooks.add(budget)
 
     @property
-    def gate(self) -> Gate:
-        """The gate of the current application."""
+    def gate(self) -> RequestLimiter:
+        """The limiter of the current application."""
         return _gate()
 
     def limit(self, limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Callable[[F], F]:
-        """Return a decorator that limits a view, or all views of a blueprint; see `Budget` for what it may be told."""
+        """Return a decorator that limits a view, or all views of a blueprint; see `Budget` for its options."""
         budget = Budget(limits=limits, **terms)
-        for gate, watch in self._watched.items():
-            gate.checked(budget)
-            watch.know(budget)
+        for hooks in self._hooks:
+            hooks.add(budget)
         self._budgets.append(budget)
 
-        def decorate(what: F) -> F:
-            if isinstance(what, Blueprint):
-                what.before_request(lambda: _enter_blueprint(budget))
-                return what
-            limited: F = decorated_with(what, budget, partial(_limited, what))
+        def decorate(target: F) -> F:
+            if isinstance(target, Blueprint):
+                target.before_request(lambda: _check_blueprint(budget))
+                return target
+            limited: F = decorate_view(target, budget, partial(_limited, target))
             return limited
 
         return decorate
 
     def reset(self, key: str, name: str = "default", *, limits: Quotas | None = None) -> None:
-        """Forget what a key used, see `Gate.reset`; where the application is current (``with app.app_context()``)."""
+        """Forget what a key used, in the current application; see `RequestLimiter.reset`."""
         self.gate.reset(key, name, limits=limits)
 
 
-class _Watch:
-    """What an application calls before and after each request. Each function costs it some, so there are few."""
+class _Hooks:
+    """What an application calls before and after each request."""
 
-    def __init__(self, app: Flask, gate: Gate) -> None:
+    def __init__(self, app: Flask, gate: RequestLimiter) -> None:
         self._app, self._gate, self._views = app, gate, app.view_functions
-        self._is_checked = self._has_budgets = self._sees_failures = False
+        self._is_checked = self._has_budgets = self._refunds_errors = False
 
-    def know(self, budget: Budget) -> None:
-        """Note that something is limited, and be told of failures if it gives back what they took."""
+    def add(self, budget: Budget) -> None:
+        """Validate a budget, and watch for errors if it refunds them."""
+        self._gate.validate(budget)
         self._has_budgets = True
-        if budget.refund_on_error and not self._sees_failures:
-            self._sees_failures = True
-            self._app.teardown_request_funcs.setdefault(None, []).append(self._end)
+        if budget.refund_on_error and not self._refunds_errors:
+            self._refunds_errors = True
+            self._app.teardown_request_funcs.setdefault(None, []).append(self._teardown)
 
     def before(self) -> None:
-        """Let a request pass. Raises Refused."""
-        if not self._is_checked:  # at the first request all routes are known; if this raises, it does at every one
-            if self._gate.enabled and not (self._gate.budgets or self._has_budgets):
+        """Check a request. Raises Refused."""
+        if not self._is_checked:  # all routes are known at the first request; an error is raised at every request
+            if self._gate.enabled and not self._has_budgets:
                 raise nothing_limited("RateLimits")
-            check_order(self._views.values())
+            check_decorator_order(self._views.values())
             self._is_checked = True
-        passing = _Passing(self._gate, request._get_current_object(), self._views)  # type: ignore[attr-defined]  # noqa: SLF001
-        setattr(g, _PASSING, passing)
-        own = passing.budgets
-        if not own:
-            passing.enter(self._gate.budgets)
-            return
-        passing.visit.ask(own)
-        passing.enter(self._gate.with_own(own))
+        current = _Request(self._gate, request._get_current_object(), self._views)  # type: ignore[attr-defined]  # noqa: SLF001
+        setattr(g, _CURRENT, current)
+        current.exchange.covered = frozenset(current.budgets)
+        current.check(self._gate.with_own(current.budgets))
 
     def after(self, response: Response) -> Response:
-        """Give back what does not count, and tell what is left."""
-        passing = _passing()
-        visit, refusal, headers = passing.visit, passing.refusal, response.headers
+        """Refund what does not count, and add the header fields."""
+        current = _current()
+        exchange, refusal, headers = current.exchange, current.refusal, response.headers
         if refusal is not None:
-            told = dict(list(headers))  # all of them, if the answer is our own and nobody has added others since
+            present = dict(list(headers))
             for name, value in refusal.fields:
-                if told.get(name) != value:
+                if present.get(name) != value:
                     headers[name] = value
             return response
-        if visit.is_open:
-            self._gate.run(visit.respond(response, response.status_code))
-        for name, _ in headers:
-            if name.lower() in OURS:
-                return response
-        headers.extend(visit.fields())
+        if exchange.is_open:
+            self._gate.run(exchange.respond(response, response.status_code))
+        if OURS.isdisjoint([name.lower() for name, _ in headers]):
+            headers.extend(exchange.fields())
         return response
 
-    def _end(self, error: BaseException | None) -> None:
-        passing: _Passing | None = g.get(_PASSING)
-        if error is not None and passing is not None and passing.visit.is_open:
-            self._gate.run(passing.visit.fail())
+    def _teardown(self, error: BaseException | None) -> None:
+        current: _Request | None = g.get(_CURRENT)
+        if error is not None and current is not None and current.exchange.is_open:
+            self._gate.run(current.exchange.fail())
 
 
 def _limited(view: Any, budgets: list[Budget]) -> Any:
-    """Return a view that has budgets. They are found before it is called; if they were hidden, they are found then."""
+    """Return a view with budgets, which are checked here unless `_Hooks.before` has found them."""
 
     @wraps(view)
     def limited(*args: Any, **kwargs: Any) -> Any:
-        passing = _passing()
-        with passing.visit.asking(budgets) as rest:
-            if rest:  # it serves a part of the route, or another decorator hides it
-                passing.enter(rest, f"{passing.route}:{name_of_function(view)}")
+        current = _current()
+        with current.exchange.covering(budgets) as rest:
+            if rest:  # the view serves a part of the route, or another decorator hides it
+                current.check(rest, f"{current.route}:{function_name(view)}")
             return current_app.ensure_sync(view)(*args, **kwargs)
 
     return limited
 
 
-class _Passing:
-    """What is known of the request that is served: its visit, and why it was refused."""
+class _Request:
+    """The current request: its exchange, its route and its refusal."""
 
-    __slots__ = ("budgets", "refusal", "route", "visit")
+    __slots__ = ("budgets", "exchange", "refusal", "route")
 
-    def __init__(self, gate: Gate, current: Request, views: Mapping[str, Any]) -> None:
-        self.visit = visit_of(gate, current, current.environ)
+    def __init__(self, gate: RequestLimiter, current: Request, views: Mapping[str, Any]) -> None:
+        self.exchange = exchange_of(gate, current, current.environ)
         rule = current.url_rule
         host = "" if rule is None else rule.host or rule.subdomain or ""
-        self.route = "" if rule is None else name_of_route(rule.methods or ("WEBSOCKET",), f"{host}{rule.rule}")
-        self.budgets = own_budgets(views.get(current.endpoint or ""))
+        self.route = "" if rule is None else route_name(rule.methods or ("WEBSOCKET",), f"{host}{rule.rule}")
+        self.budgets = budgets_of(views.get(current.endpoint or ""))
         """Of the view."""
         self.refusal: Refusal | None = None
 
-    def enter(self, budgets: Sequence[Budget], route: str | None = None) -> None:
-        """Take what budgets cost. Raises Refused."""
-        gate: Any = self.visit.gate
-        self.refusal = refusal = gate.enter(self.visit, budgets, self.route if route is None else route)
+    def check(self, budgets: Sequence[Budget], route: str | None = None) -> None:
+        """Take the cost from the budgets. Raises Refused."""
+        limiter: Any = self.exchange.limiter
+        self.refusal = refusal = limiter.check(self.exchange, budgets, self.route if route is None else route)
         if refusal is not None:
             raise RateLimited(refusal) if refusal.status == HTTPStatus.TOO_MANY_REQUESTS else Refused(refusal)
 
 
-def _gate() -> Gate:
+def _gate() -> RequestLimiter:
     gate = current_app.extensions.get(_EXTENSION)
-    if not isinstance(gate, Gate):
-        raise UsageError("a limit of a route needs the extension: RateLimits(app), or init_app(app)")
+    if not isinstance(gate, RequestLimiter):
+        raise UsageError("the limit of a route needs the extension: RateLimits(app), or init_app(app)")
     return gate
 
 
-def _passing() -> _Passing:
-    passing: _Passing | None = g.get(_PASSING)
-    if passing is None:
-        passing = _Passing(_gate(), request, current_app.view_functions)
-        setattr(g, _PASSING, passing)
-    return passing
+def _current() -> _Request:
+    current: _Request | None = g.get(_CURRENT)
+    if current is None:
+        current = _Request(_gate(), request, current_app.view_functions)
+        setattr(g, _CURRENT, current)
+    return current
 
 
-def _enter_blueprint(budget: Budget) -> None:
-    passing = _passing()
-    if not any(each.replaces for each in passing.budgets):
-        passing.enter((budget,))
+def _check_blueprint(budget: Budget) -> None:
+    current = _current()
+    if not any(each.replaces for each in current.budgets):
+        current.check((budget,))

@@ -1,4 +1,4 @@
-"""Any function: calls that are too many raise, wait for their turn, or get another answer.
+"""Any function: calls above a limit raise, wait for their turn, or call another function.
 
 ::
 
@@ -8,7 +8,7 @@
     @limited("100/minute", otherwise="wait", timeout=5)
     async def fetch(address): ...
 
-Functions of the terms, such as `key`, get the arguments of the call. Without a key all calls count together.
+Functions such as `key` get the arguments of the call. Without a key, all calls count together.
 """
 
 from __future__ import annotations
@@ -29,9 +29,16 @@ from headgate.core.errors import HeadgateError, LimitExceeded
 from headgate.core.numbers import short
 from headgate.flows import drive, drive_async
 from headgate.integrations.answers import Refusal
-from headgate.integrations.budgets import Budget, CallTerms, Quotas, QuotasOfKey, check_name, name_of_function
-from headgate.integrations.gate import AsyncGate, Gate, GateSettings, at_once
-from headgate.integrations.visit import Visit
+from headgate.integrations.budget import Budget, CallTerms, Quotas, QuotasOfKey
+from headgate.integrations.exchange import Exchange
+from headgate.integrations.limiter import (
+    AsyncRequestLimiter,
+    LimiterSettings,
+    RequestLimiter,
+    reject_awaitable,
+    resolve,
+)
+from headgate.integrations.routes import function_name, require_name
 from headgate.waiting import deadline
 from headgate.web.errors import InvalidSettings
 
@@ -39,16 +46,16 @@ __all__ = ["CallRefused", "limited"]
 P = ParamSpec("P")
 R = TypeVar("R")
 ALL = "all"
-"""The key of calls that have none."""
+"""The key of calls without one."""
 _SETTINGS = frozenset({"rules", "engine", "store", "on_store_failure", "nodes", "clock", "on_refused", "enabled"})
 _LAYERS = "__headgate_layers__"
-"""The attribute by which a decorated function has the number of its limits."""
+"""The attribute of a decorated function that counts its limits."""
 _LONGEST_US = 60_000_000
-"""Microseconds after which a caller that waits asks again in any case: somebody may have given something back."""
+"""Microseconds after which a waiting call tries again in any case, since others may have been refunded."""
 
 
 class CallRefused(HeadgateError):
-    """A call is refused for another reason than a limit.
+    """A call is refused, but not by a limit.
 
     Attributes:
         status: see `Refusal.status`.
@@ -63,7 +70,7 @@ class CallRefused(HeadgateError):
 
 
 class FunctionTerms(CallTerms, total=False):
-    """What functions may be told: see `Budget`, and `GateSettings` for the rest."""
+    """The options of `limited`: see `Budget` and `LimiterSettings`."""
 
     rules: Any
     engine: Any
@@ -76,7 +83,7 @@ class FunctionTerms(CallTerms, total=False):
 
 
 class Invocation(msgspec.Struct, frozen=True):
-    """One call of a function: what `on_refused` gets."""
+    """A call of a function; the argument of `on_refused`."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -84,12 +91,12 @@ class Invocation(msgspec.Struct, frozen=True):
 
 
 class _Pause(msgspec.Struct, frozen=True, gc=False):
-    """Wait so long, in microseconds, until it is worth asking again."""
+    """A wait before the next step of a flow, in microseconds."""
 
     us: int
 
 
-_Flow: TypeAlias = Generator[Any, Any, tuple[Visit, Refusal | None]]
+_Flow: TypeAlias = Generator[Any, Any, tuple[Exchange, Refusal | None]]
 
 
 def limited(
@@ -99,136 +106,134 @@ def limited(
     timeout: float | None = None,
     **terms: Unpack[FunctionTerms],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that limits a function, or a coroutine function, which it lets wait without blocking.
+    """Return a decorator that limits a function, a coroutine function or an asynchronous generator.
 
-    An asynchronous generator counts once, when its first item is asked for.
+    An asynchronous generator counts once, when its first item is requested.
 
     Args:
-        limits: quotas, or a function that says which ones a key has.
-        otherwise: what to do with a call that is refused: ``"raise"`` LimitExceeded; ``"wait"`` until it passes; or a
-            function, which is called with the same arguments instead.
-        timeout: how many seconds to wait at most before LimitExceeded is raised; None: no end to waiting.
-        terms: see `Budget` and `GateSettings`.
+        limits: quotas, or a function that returns the quotas of a key.
+        otherwise: what a refused call does: ``"raise"`` LimitExceeded; ``"wait"`` for its turn; or a function, which is
+            called with the same arguments instead.
+        timeout: the longest wait in seconds, before LimitExceeded is raised; None: unlimited.
+        terms: see `Budget` and `LimiterSettings`.
     """
     if otherwise not in {"raise", "wait"} and not callable(otherwise):
-        raise InvalidSettings(f"otherwise is 'raise', 'wait' or a function, not {short(otherwise)}")
+        raise InvalidSettings(f"otherwise must be 'raise', 'wait' or a function, got {short(otherwise)}")
     settings: Any = {name: value for name, value in terms.items() if name in _SETTINGS}
     given: Any = {name: value for name, value in terms.items() if name not in _SETTINGS}
     budget = budget_of(limits, given)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        wanted, nth = deadline(0, timeout) if otherwise == "wait" else 0, getattr(function, _LAYERS, 0) + 1
-        route = name_of_function(function) if nth == 1 else f"{name_of_function(function)}:{nth}"
+        wait_us, nth = deadline(0, timeout) if otherwise == "wait" else 0, getattr(function, _LAYERS, 0) + 1
+        route = function_name(function) if nth == 1 else f"{function_name(function)}:{nth}"
         is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
-        made: Any = _guarded_async if is_async else _guarded
-        guarded: Any = made(function, _Terms(budget, settings, otherwise, wanted, route))
-        setattr(guarded, _LAYERS, nth)
-        if not guarded.gate.is_private:
-            check_name(function, budget)
-        limited: Callable[P, R] = guarded
-        return limited
+        limit: Any = _limited_async if is_async else _limited
+        limited: Any = limit(function, _Terms(budget, settings, otherwise, wait_us, route))
+        setattr(limited, _LAYERS, nth)
+        if not limited.gate.is_private:
+            require_name(function, budget)
+        return cast("Callable[P, R]", limited)
 
     return decorate
 
 
 class _Terms(msgspec.Struct, frozen=True):
-    """What is the same for all calls of a function."""
+    """The limit of a function."""
 
     budget: Budget
-    settings: GateSettings
+    settings: LimiterSettings
     otherwise: Any
     wait_us: int | None
-    """Microseconds; None: no end to waiting."""
+    """Microseconds; None: unlimited."""
     route: str
 
-    def enter(self, gate: Gate | AsyncGate, invocation: Invocation) -> _Flow:
-        """Let a call pass; yields pauses as well. Raises LimitExceeded and CallRefused, unless there is a fallback."""
+    def check(self, limiter: RequestLimiter | AsyncRequestLimiter, invocation: Invocation) -> _Flow:
+        """Check a call; also yields pauses. Raises LimitExceeded and CallRefused unless there is a fallback."""
         waited = 0
         while True:
-            visit = Visit(gate, invocation)
-            refusal = yield from visit.enter((self.budget,), self.route)
-            if refusal is None and visit.delay_us:
-                yield _Pause(visit.delay_us)  # its place in a queue
+            exchange = Exchange(limiter, invocation)
+            refusal = yield from exchange.check((self.budget,), self.route)
+            if refusal is None and exchange.delay_us:
+                yield _Pause(exchange.delay_us)  # in a leaky bucket's queue
             if refusal is None or callable(self.otherwise):
-                return visit, refusal
+                return exchange, refusal
             decision = refusal.decision
             if decision is None:
                 raise CallRefused(refusal.detail, refusal.status)
             left = None if self.wait_us is None else self.wait_us - waited
-            if left is not None and decision.retry_after_us > left:  # it would be in vain
-                raise exceeded(visit, self.route, decision)
+            if left is not None and decision.retry_after_us > left:
+                raise exceeded(exchange, self.route, decision)
             pause = min(decision.retry_after_us, _LONGEST_US) or 1
             yield _Pause(pause)
             waited += pause
 
 
-def exceeded(visit: Visit, name: str, decision: Decision) -> LimitExceeded:
-    """Return the error of a call that is refused: it has the key, and mentions the function where calls have keys."""
-    error = LimitExceeded(name if visit.key == ALL else str(visit.key), decision)
+def exceeded(exchange: Exchange, name: str, decision: Decision) -> LimitExceeded:
+    """Return the error of a refused call, with its key, or the function's name if calls have no keys."""
+    error = LimitExceeded(name if exchange.key == ALL else str(exchange.key), decision)
     error.add_note(f"It is a call of {name}.")
     return error
 
 
-def _guarded(function: Callable[..., Any], terms: _Terms) -> Callable[..., Any]:
-    gate = Gate(terms.settings)
-    gate.checked(terms.budget)
+def _limited(function: Callable[..., Any], terms: _Terms) -> Callable[..., Any]:
+    gate = RequestLimiter(terms.settings)
+    gate.validate(terms.budget)
 
     def do(step: Any) -> Any:
         if isinstance(step, _Pause):
             gate.clock.wait(threading.Event(), gate.clock.ticks() + step.us)
             return None
-        return at_once(step)
+        return reject_awaitable(step)
 
     @wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        visit, refusal = drive(terms.enter(gate, Invocation(function, args, kwargs)), do)
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        exchange, refusal = drive(terms.check(gate, Invocation(function, args, kwargs)), do)
         if refusal is not None:
             return terms.otherwise(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         except Exception:
-            gate.run(visit.fail())
+            gate.run(exchange.fail())
             raise
 
-    guarded.gate = gate  # type: ignore[attr-defined]
-    return guarded
+    limited.gate = gate  # type: ignore[attr-defined]
+    return limited
 
 
-def _guarded_async(function: Callable[..., Any], terms: _Terms) -> Callable[..., Any]:
-    gate = AsyncGate(terms.settings)
-    gate.checked(terms.budget)
+def _limited_async(function: Callable[..., Any], terms: _Terms) -> Callable[..., Any]:
+    gate = AsyncRequestLimiter(terms.settings)
+    gate.validate(terms.budget)
 
     async def do(step: Any) -> Any:
         if isinstance(step, _Pause):
             await gate.clock.wait_async(asyncio.Event(), gate.clock.ticks() + step.us)
             return None
-        return await step if inspect.isawaitable(step) else step
+        return await resolve(step)
 
     @wraps(function)
-    async def guarded(*args: Any, **kwargs: Any) -> Any:
-        visit, refusal = await drive_async(terms.enter(gate, Invocation(function, args, kwargs)), do)
+    async def limited(*args: Any, **kwargs: Any) -> Any:
+        exchange, refusal = await drive_async(terms.check(gate, Invocation(function, args, kwargs)), do)
         if refusal is not None:
-            answer = terms.otherwise(*args, **kwargs)
-            return await answer if inspect.isawaitable(answer) else answer
+            return await resolve(terms.otherwise(*args, **kwargs))
         try:
             return await function(*args, **kwargs)
         except Exception:
-            await gate.run(visit.fail())
+            await gate.run(exchange.fail())
             raise
 
     @wraps(function)
-    async def generated(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        visit, refusal = await drive_async(terms.enter(gate, Invocation(function, args, kwargs)), do)
+    async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        exchange, refusal = await drive_async(terms.check(gate, Invocation(function, args, kwargs)), do)
         items = function(*args, **kwargs) if refusal is None else terms.otherwise(*args, **kwargs)
         try:
             async with aclosing(items):
                 async for item in items:
                     yield item
         except Exception:
-            await gate.run(visit.fail())
+            await gate.run(exchange.fail())
             raise
 
-    chosen: Any = generated if inspect.isasyncgenfunction(function) else guarded
+    chosen: Any = generate if inspect.isasyncgenfunction(function) else limited
     chosen.gate = gate
     return cast("Callable[..., Any]", chosen)
 
@@ -240,21 +245,22 @@ def budget_of(limits: Quotas | QuotasOfKey | None, terms: dict[str, Any]) -> Bud
 
 
 def key_of(function: Callable[..., Any] | None) -> Callable[[Invocation], Any]:
-    """Return a function that finds the key of a call; without one, all calls have the same."""
+    """Return the key function of calls; without one, all calls have the same key."""
     return (lambda _: ALL) if function is None else _unpacked(function)
 
 
 def _unpacked(function: Callable[..., Any]) -> Callable[[Invocation], Any]:
+    """Return a function that passes on the arguments of a call."""
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
-        async def told_async(call: Invocation) -> Any:
+        async def call_async(call: Invocation) -> Any:
             return await function(*call.args, **call.kwargs)
 
-        return told_async
+        return call_async
 
     @wraps(function)
-    def told(call: Invocation) -> Any:
+    def call_sync(call: Invocation) -> Any:
         return function(*call.args, **call.kwargs)
 
-    return told
+    return call_sync

@@ -1,13 +1,13 @@
-"""Servers of gRPC: interceptors, for servers with threads and for those in an event loop.
+"""gRPC servers: interceptors, for servers with threads and for those in an event loop.
 
 ::
 
     server = grpc.server(pool, interceptors=[RateLimitInterceptor(limits="100/minute")])
     server = grpc.aio.server(interceptors=[AsyncRateLimitInterceptor(limits="100/minute")])
 
-A refusal is RESOURCE_EXHAUSTED, with the fields of HTTP as trailing metadata, `grpc-retry-pushback-ms`, which clients
-with a retry policy follow, and a `google.rpc.RetryInfo` in the status. All other answers have the fields as well. A
-stream counts once, when it begins. Functions, such as `key`, get a `ServerCall`.
+A refusal is RESOURCE_EXHAUSTED, with HTTP's header fields as trailing metadata, `grpc-retry-pushback-ms` for clients
+with a retry policy, and a `google.rpc.RetryInfo` in the status. Other responses have the fields as well. A stream
+counts once, when it begins. Functions such as `key` get a `ServerCall`.
 """
 
 from __future__ import annotations
@@ -26,29 +26,35 @@ import msgspec
 from headgate.core.errors import UsageError
 from headgate.core.numbers import short
 from headgate.integrations.answers import Refusal
-from headgate.integrations.budgets import Budget, Quotas
-from headgate.integrations.gate import AsyncGate, Gate, Gatekeeping, GateSettings, nothing_limited
-from headgate.integrations.visit import Visit
+from headgate.integrations.budget import Budget, Quotas
+from headgate.integrations.exchange import Exchange
+from headgate.integrations.limiter import (
+    AsyncRequestLimiter,
+    LimiterBase,
+    LimiterSettings,
+    RequestLimiter,
+    nothing_limited,
+)
 from headgate.web.errors import InvalidSettings
 
 __all__ = ["AsyncRateLimitInterceptor", "Outcome", "RateLimitInterceptor", "ServerCall"]
 _CODES = {429: grpc.StatusCode.RESOURCE_EXHAUSTED, 403: grpc.StatusCode.PERMISSION_DENIED}
 _CODES |= {503: grpc.StatusCode.UNAVAILABLE, 400: grpc.StatusCode.INVALID_ARGUMENT}
 _FAILURES = frozenset({"UNKNOWN", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "DEADLINE_EXCEEDED", "UNIMPLEMENTED"})
-"""Codes that are the server's fault, as a status of 500 and above is."""
+"""Codes of server errors, like a status of 500 and above."""
 _METHOD = re.compile(r"/[\w.]+/(\w+|\*)")
 _RETRY_INFO = b"type.googleapis.com/google.rpc.RetryInfo"
 
 
 class ServerCall(msgspec.Struct, frozen=True):
-    """A call, as functions of the settings see it."""
+    """A call, as functions such as `key` get it."""
 
     method: str
     """Such as ``/shop.Orders/Create``."""
     metadata: Mapping[str, Any]
-    """What the client sent; of several values of one name, the last."""
+    """From the client; of several values of one name, the last."""
     peer: str
-    """As gRPC has it, such as ``ipv4:203.0.113.9:4711``."""
+    """In gRPC's form, such as ``ipv4:203.0.113.9:4711``."""
     message: Any
     """The request; None where the client sends a stream."""
 
@@ -63,62 +69,62 @@ Methods = Mapping[str, Quotas | Budget | Sequence[Budget]]
 
 
 class _Methods:
-    """The limits of single methods, or of all methods of a service."""
+    """The limits of single methods, and of all methods of a service."""
 
-    def __init__(self, methods: Methods | None, gate: Gatekeeping) -> None:
+    def __init__(self, methods: Methods | None, gate: LimiterBase) -> None:
+        self._gate = gate
         self._budgets: dict[str, tuple[Budget, ...]] = {}
         if gate.enabled and not gate.budgets and not methods:
             raise nothing_limited("the interceptor")
         for method, given in (methods or {}).items():
             if not isinstance(method, str) or not _METHOD.fullmatch(method):
                 raise InvalidSettings(
-                    f"a method is '/package.Service/Method', or '/package.Service/*', not {short(method)}"
+                    f"a method must be '/package.Service/Method' or '/package.Service/*', got {short(method)}"
                 )
             found: Any = [given] if isinstance(given, Budget) else given
             is_budgets = isinstance(found, list | tuple) and all(isinstance(each, Budget) for each in found)
-            self._budgets[method] = gate.checked(*found) if is_budgets else gate.checked(Budget(limits=found))
+            self._budgets[method] = gate.validate(*(found if is_budgets else (Budget(limits=found),)))
 
-    def of(self, gate: Gatekeeping, method: str) -> tuple[Budget, ...]:
+    def of(self, method: str) -> tuple[Budget, ...]:
         own = self._budgets.get(method, ()) + self._budgets.get(f"{method.rpartition('/')[0]}/*", ())
-        return gate.with_own(own)
+        return self._gate.with_own(own)
 
 
 class RateLimitInterceptor(grpc.ServerInterceptor):
-    """Limits the calls of a server with threads; the rest of the settings are those of `GateSettings`.
+    """Limits the calls of a server with threads; the other settings are those of `LimiterSettings`.
 
     Args:
-        methods: limits of single methods besides, such as ``{"/shop.Orders/Create": "5/minute"}``.
+        methods: additional limits of single methods, such as ``{"/shop.Orders/Create": "5/minute"}``.
     """
 
-    def __init__(self, *, methods: Methods | None = None, **settings: Unpack[GateSettings]) -> None:
-        self.gate = Gate(settings, _metadata)
+    def __init__(self, *, methods: Methods | None = None, **settings: Unpack[LimiterSettings]) -> None:
+        self.gate = RequestLimiter(settings, _metadata)
         self._methods = _Methods(methods, self.gate)
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """See `grpc.ServerInterceptor`."""
         handler, details = continuation(handler_call_details), handler_call_details
         if handler is None:
             return None
         behaviour = _behaviour(handler)
 
         def one(message: Any, context: Any) -> Any:
-            with self._passing(_visit(self.gate, handler, details, message, context), context):
+            with self._limited(_exchange(self.gate, handler, details, message, context), context):
                 return behaviour(message, context)
 
         def many(message: Any, context: Any) -> Iterator[Any]:
-            with self._passing(_visit(self.gate, handler, details, message, context), context):
+            with self._limited(_exchange(self.gate, handler, details, message, context), context):
                 yield from behaviour(message, context)
 
         return _replaced(handler, many if handler.response_streaming else one)
 
     @contextmanager
-    def _passing(self, visit: Visit, context: Any) -> Iterator[None]:
-        """Let a call pass, or end it; give back what does not count when it has ended."""
-        refusal = self.gate.enter(visit, self._methods.of(self.gate, visit.path), visit.path)
+    def _limited(self, exchange: Exchange, context: Any) -> Iterator[None]:
+        """Check a call, and abort it if it is refused; refund what does not count when it has ended."""
+        refusal = self.gate.check(exchange, self._methods.of(exchange.path), exchange.path)
         if refusal is not None:
-            context.set_trailing_metadata(_refused(refusal))
+            context.set_trailing_metadata(_refusal_metadata(refusal))
             context.abort(_refusal_code(refusal), refusal.detail)
-        context.set_trailing_metadata(tuple(visit.fields()))
+        context.set_trailing_metadata(tuple(exchange.fields()))
         code = grpc.StatusCode.CANCELLED
         try:
             yield
@@ -127,43 +133,41 @@ class RateLimitInterceptor(grpc.ServerInterceptor):
             code = _code(context) or grpc.StatusCode.UNKNOWN
             raise
         finally:
-            if visit.is_open:
-                self.gate.run(visit.respond(Outcome(code), _status(code)))
-            _close(visit, context)
+            if exchange.is_open:
+                self.gate.run(exchange.respond(Outcome(code), _status(code)))
+            _set_final_fields(exchange, context)
 
 
 class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):
     """Limits the calls of a server in an event loop, whose methods are coroutines; see `RateLimitInterceptor`."""
 
-    def __init__(self, *, methods: Methods | None = None, **settings: Unpack[GateSettings]) -> None:
-        self.gate = AsyncGate(settings, _metadata)
+    def __init__(self, *, methods: Methods | None = None, **settings: Unpack[LimiterSettings]) -> None:
+        self.gate = AsyncRequestLimiter(settings, _metadata)
         self._methods = _Methods(methods, self.gate)
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
-        """See `grpc.aio.ServerInterceptor`."""
         handler, details = await continuation(handler_call_details), handler_call_details
         if handler is None:
             return None
         behaviour = _coroutine(handler, details.method)
 
         async def one(message: Any, context: Any) -> Any:
-            async with self._passing(_visit(self.gate, handler, details, message, context), context):
+            async with self._limited(_exchange(self.gate, handler, details, message, context), context):
                 return await behaviour(message, context)
 
         async def many(message: Any, context: Any) -> AsyncIterator[Any]:
-            async with self._passing(_visit(self.gate, handler, details, message, context), context):
+            async with self._limited(_exchange(self.gate, handler, details, message, context), context):
                 async for each in behaviour(message, context):
                     yield each
 
         return _replaced(handler, many if inspect.isasyncgenfunction(behaviour) else one)
 
     @asynccontextmanager
-    async def _passing(self, visit: Visit, context: Any) -> AsyncIterator[None]:
-        """See `RateLimitInterceptor`."""
-        refusal = await self.gate.enter(visit, self._methods.of(self.gate, visit.path), visit.path)
+    async def _limited(self, exchange: Exchange, context: Any) -> AsyncIterator[None]:
+        refusal = await self.gate.check(exchange, self._methods.of(exchange.path), exchange.path)
         if refusal is not None:
-            await context.abort(_refusal_code(refusal), refusal.detail, _refused(refusal))
-        context.set_trailing_metadata(tuple(visit.fields()))
+            await context.abort(_refusal_code(refusal), refusal.detail, _refusal_metadata(refusal))
+        context.set_trailing_metadata(tuple(exchange.fields()))
         code = grpc.StatusCode.CANCELLED
         try:
             yield
@@ -172,24 +176,24 @@ class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):
             code = _code(context) or grpc.StatusCode.UNKNOWN
             raise
         finally:
-            if visit.is_open:
-                await self.gate.run(visit.respond(Outcome(code), _status(code)))
-            _close(visit, context)
+            if exchange.is_open:
+                await self.gate.run(exchange.respond(Outcome(code), _status(code)))
+            _set_final_fields(exchange, context)
 
 
 def _behaviour(handler: Any) -> Callable[[Any, Any], Any]:
-    """Return the function of a handler, which has one of four."""
+    """Return the function of a handler, which has one of four kinds."""
     kinds = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
     found: Callable[[Any, Any], Any] = next(each for each in kinds if each is not None)
     return found
 
 
 def _coroutine(handler: Any, method: str) -> Callable[[Any, Any], Any]:
-    """Return the same for a server in an event loop, which a function of another kind would block."""
+    """Return the same for a server in an event loop, which a plain function would block."""
     behaviour = _behaviour(handler)
     if inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour):
         return behaviour
-    raise UsageError(f"{method} is not a coroutine: it would block the event loop")
+    raise UsageError(f"{method} is not a coroutine function: it would block the event loop")
 
 
 def _replaced(handler: Any, behaviour: Callable[[Any, Any], Any]) -> Any:
@@ -203,11 +207,11 @@ def _replaced(handler: Any, behaviour: Callable[[Any, Any], Any]) -> Any:
     return made(behaviour, handler.request_deserializer, handler.response_serializer)
 
 
-def _visit(gate: Gatekeeping, handler: Any, details: Any, message: Any, context: Any) -> Visit:
+def _exchange(gate: LimiterBase, handler: Any, details: Any, message: Any, context: Any) -> Exchange:
     metadata, peer = tuple(details.invocation_metadata or ()), context.peer()
     lines = [(name.encode(), value.encode() if isinstance(value, str) else value) for name, value in metadata]
     call = ServerCall(details.method, dict(metadata), peer, None if handler.request_streaming else message)
-    return Visit(gate, call, _address(peer), lines, details.method, "POST")
+    return Exchange(gate, call, _address(peer), lines, details.method, "POST")
 
 
 def _address(peer: str) -> str | None:
@@ -217,20 +221,20 @@ def _address(peer: str) -> str | None:
 
 
 def _metadata(name: str) -> Callable[[str], tuple[str, str]]:
-    """Spell fields as metadata."""
+    """Write fields as metadata; see `Spelling`."""
     lower = name.lower()
     return lambda value: (lower, value)
 
 
-def _close(visit: Visit, context: Any) -> None:
-    """Send the fields at the end of an answer, as they are now, beside what the method has to say there."""
-    fields = dict(visit.fields())
+def _set_final_fields(exchange: Exchange, context: Any) -> None:
+    """Update the fields in the trailing metadata, and keep what the method has put there."""
+    fields = dict(exchange.fields())
     if fields:
-        told = [each for each in context.trailing_metadata() or () if each[0] not in fields]
-        context.set_trailing_metadata((*told, *fields.items()))
+        others = [each for each in context.trailing_metadata() or () if each[0] not in fields]
+        context.set_trailing_metadata((*others, *fields.items()))
 
 
-def _refused(refusal: Refusal) -> tuple[tuple[str, str | bytes], ...]:
+def _refusal_metadata(refusal: Refusal) -> tuple[tuple[str, str | bytes], ...]:
     metadata = list(refusal.fields)
     if refusal.decision is not None:
         wait_us = refusal.decision.retry_after_us
@@ -240,12 +244,12 @@ def _refused(refusal: Refusal) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def _status_details(refusal: Refusal, wait_us: int) -> bytes:
-    """Return a google.rpc.Status with a RetryInfo, in protobuf: two messages that do not need a library."""
+    """Return a google.rpc.Status with a RetryInfo; the library does not require protobuf here."""
     delay = _number(1, wait_us // 1_000_000) + _number(2, wait_us % 1_000_000 * 1000)
     retry_info = _bytes(1, delay)
-    anything = _bytes(1, _RETRY_INFO) + _bytes(2, retry_info)
+    details = _bytes(1, _RETRY_INFO) + _bytes(2, retry_info)
     code: int = _refusal_code(refusal).value[0]
-    return _number(1, code) + _bytes(2, refusal.detail.encode()) + _bytes(3, anything)
+    return _number(1, code) + _bytes(2, refusal.detail.encode()) + _bytes(3, details)
 
 
 def _varint(number: int) -> bytes:
@@ -265,7 +269,7 @@ def _bytes(field: int, data: bytes) -> bytes:
 
 
 def _code(context: Any) -> Any:
-    """Return the code that a method has set, if any; servers have it as a status or as a number."""
+    """Return the code that a method has set, if any; servers keep a status or a number."""
     code = context.code()
     if isinstance(code, int):
         return next((each for each in grpc.StatusCode if each.value[0] == code), None) if code else None
@@ -277,5 +281,5 @@ def _status(code: grpc.StatusCode) -> int:
 
 
 def _refusal_code(refusal: Refusal) -> grpc.StatusCode:
-    """Return the code of a refusal; a rule's own status is that of a limit all the same."""
+    """Return the code of a refusal; a rule's own status counts as that of a limit."""
     return _CODES.get(refusal.status, grpc.StatusCode.RESOURCE_EXHAUSTED)

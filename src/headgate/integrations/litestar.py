@@ -7,9 +7,9 @@
     @get("/search", guards=[limit("5/minute")])
     async def search() -> str: ...
 
-What a route and all routes are limited by is decided together. Litestar runs no middleware for what it does not find;
-to count that as well, put `headgate.integrations.asgi.RateLimitMiddleware` around the application instead of the
-plugin; guards find it, too. Functions, such as `key`, get the connection of Litestar.
+The limits of a route and those for all routes are decided together. Litestar runs no middleware for requests without a
+route; to count them as well, wrap the application in `headgate.integrations.asgi.RateLimitMiddleware` instead of using
+the plugin; guards work with it, too. Functions such as `key` get Litestar's connection.
 """
 
 from __future__ import annotations
@@ -31,21 +31,18 @@ from litestar.plugins import InitPlugin
 from headgate.core.errors import UsageError
 from headgate.integrations import asgi
 from headgate.integrations.answers import Refusal
-from headgate.integrations.asgi import TRY_LATER, VISIT, Message, Receive, Scope, Send
-from headgate.integrations.budgets import Budget, BudgetSettings, Quotas, QuotasOfKey, name_of_route
-from headgate.integrations.gate import AsyncGate, GateSettings
-from headgate.integrations.visit import Visit
+from headgate.integrations.asgi import EXCHANGE, TRY_LATER, Message, Receive, Scope, Send
+from headgate.integrations.budget import Budget, BudgetSettings, Quotas, QuotasOfKey
+from headgate.integrations.exchange import Exchange
+from headgate.integrations.limiter import AsyncRequestLimiter, LimiterSettings
+from headgate.integrations.routes import route_name
 from headgate.web.problem import CONTENT_TYPE
 
 __all__ = ["Limit", "RateLimitPlugin", "RateLimited", "limit"]
 
 
 class RateLimited(TooManyRequestsException):
-    """A request is refused. Answered by a problem document, unless the application has a handler for it.
-
-    Attributes:
-        refusal: why, and what would be answered.
-    """
+    """A request is refused. The response is a problem document, unless the application has a handler."""
 
     def __init__(self, refusal: Refusal) -> None:
         headers = {name.decode(): value.decode() for name, value in refusal.fields}
@@ -54,19 +51,19 @@ class RateLimited(TooManyRequestsException):
 
 
 class Limit:
-    """A limit of routes, as a guard of a handler, a controller or a router; each route has a budget of its own."""
+    """A limit of routes, as a guard of a handler, a controller or a router; each route has its own budget."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
 
     async def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-        visit: Visit | None = connection.scope.get(VISIT)  # type: ignore[assignment]
-        if visit is None or not isinstance(visit.gate, AsyncGate):
-            raise UsageError("a limit of a route needs the plugin: Litestar(plugins=[RateLimitPlugin(...)])")
-        if visit.has_asked((self.budget,)):
+        exchange: Exchange | None = connection.scope.get(EXCHANGE)  # type: ignore[assignment]
+        if exchange is None or not isinstance(exchange.limiter, AsyncRequestLimiter):
+            raise UsageError("the limit of a route needs the plugin: Litestar(plugins=[RateLimitPlugin(...)])")
+        if self.budget in (exchange.covered or ()):
             return
-        visit.gate.know(self.budget)
-        refusal = await visit.gate.enter(visit, (self.budget,), _name_of(handler, connection.scope))
+        exchange.limiter.validate_once(self.budget)
+        refusal = await exchange.limiter.check(exchange, (self.budget,), _name_of(handler, connection.scope))
         if refusal is None:
             return
         if connection.scope["type"] is ScopeType.WEBSOCKET:
@@ -75,22 +72,21 @@ class Limit:
 
 
 def limit(limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Limit:
-    """Return a guard that limits routes; see `Budget` for what it may be told."""
+    """Return a guard that limits routes; see `Budget` for its options."""
     return Limit(Budget(limits=limits, **terms))
 
 
 class RateLimitPlugin(InitPlugin):
-    """Limits all routes; the settings are those of `GateSettings`, and `messages` as for ASGI applications."""
+    """Limits all routes; the settings are those of `LimiterSettings`, and `messages` as in ASGI applications."""
 
     def __init__(
-        self, *, messages: Quotas | Budget | None = None, on_message: str = "close", **settings: Unpack[GateSettings]
+        self, *, messages: Quotas | Budget | None = None, on_message: str = "close", **settings: Unpack[LimiterSettings]
     ) -> None:
         self.gate = asgi.gate(**settings)
         self._options: dict[str, Any] = {"gate": self.gate, "messages": messages, "on_message": on_message}
-        _Middleware(_nothing, **self._options)  # what cannot work is told here
+        _Middleware(_nothing, **self._options)  # validates them
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
-        """See `InitPlugin`."""
         middleware: Any = _Middleware
         app_config.middleware = [DefineMiddleware(middleware, **self._options), *app_config.middleware]
         app_config.on_startup = [self._check, *app_config.on_startup]
@@ -103,7 +99,7 @@ class RateLimitPlugin(InitPlugin):
 
 
 class _Middleware(asgi.RateLimitMiddleware):
-    """Litestar makes one for each route: all of them share the gate of the plugin."""
+    """The middleware of each route; all of them share the plugin's gate."""
 
     has_routes = True
     present: Any = ASGIConnection
@@ -112,16 +108,16 @@ class _Middleware(asgi.RateLimitMiddleware):
         app: Any = scope.get("litestar_app") or scope.get("app")
         handlers = [handler for route in app.routes for handler in _handlers(route)]
         guards = [guard for handler in handlers for guard in handler.resolve_guards() if isinstance(guard, Limit)]
-        self.gate.know(*[guard.budget for guard in guards])
+        self.gate.validate_once(*[guard.budget for guard in guards])
         return bool(guards)
 
-    def limits_of(self, visit: Visit, scope: Scope) -> tuple[Sequence[Budget], str]:
+    def limits_of(self, exchange: Exchange, scope: Scope) -> tuple[Sequence[Budget], str]:
         handler = scope.get("route_handler")
         guards = handler.resolve_guards() if handler is not None else ()
         own = [guard.budget for guard in guards if isinstance(guard, Limit)]
-        visit.gate.know(*own)
-        visit.ask(own)
-        return visit.gate.with_own(own), _name_of(handler, scope) if handler is not None else ""
+        self.gate.validate_once(*own)
+        exchange.covered = frozenset(own)
+        return self.gate.with_own(own), _name_of(handler, scope) if handler is not None else ""
 
     async def refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
         if refusal.answer is None or isinstance(refusal.answer, Response):
@@ -129,16 +125,16 @@ class _Middleware(asgi.RateLimitMiddleware):
         await super().refuse(refusal, scope, receive, send)
 
     async def _websocket(
-        self, visit: Visit, refusal: Refusal | None, scope: Scope, receive: Receive, send: Send
+        self, exchange: Exchange, refusal: Refusal | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
         if refusal is not None and isinstance(refusal.answer, Response):
             refusal = msgspec.structs.replace(refusal, answer=partial(_denied, refusal.answer))
-        await super()._websocket(visit, refusal, scope, receive, send)
+        await super()._websocket(exchange, refusal, scope, receive, send)
 
 
 def _name_of(handler: Any, scope: Any) -> str:
     kind = "WEBSOCKET" if scope["type"] == "websocket" else "ANY"
-    return name_of_route(getattr(handler, "http_methods", None) or (kind,), scope["path_template"])
+    return route_name(getattr(handler, "http_methods", None) or (kind,), scope["path_template"])
 
 
 def _handlers(route: Any) -> Sequence[BaseRouteHandler]:
@@ -147,11 +143,11 @@ def _handlers(route: Any) -> Sequence[BaseRouteHandler]:
 
 
 async def _nothing(*_: Any) -> None:
-    """Do nothing."""
+    """Stand in for an application."""
 
 
 async def _denied(answer: Response[Any], scope: Any, receive: Any, send: Send) -> None:
-    """Answer who wants to open a WebSocket by a response of Litestar, which knows requests alone."""
+    """Refuse a WebSocket connection by a response, which Litestar writes for HTTP requests only."""
 
     async def sent(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
@@ -168,5 +164,5 @@ def _problem(request: Any, error: RateLimited) -> Response[Any]:
         return answer
     body = refusal.problem.encode()
     headers = {"content-length": str(len(body)), **(error.headers or {})}
-    shown = b"" if request.method == "HEAD" else body  # Litestar would send it
+    shown = b"" if request.method == "HEAD" else body  # which Litestar would send
     return Response(shown, status_code=refusal.status, headers=headers, media_type=CONTENT_TYPE)

@@ -2,8 +2,8 @@
 
     app = RateLimitMiddleware(app, limits="100/minute")
 
-Every answer has the header fields, refusals are problem documents (429). Bodies are passed on as they are, so that a
-server may send a file its own way; only where a failure would be given back, an iterable is watched while it is sent.
+Every response has the header fields; refusals are problem documents (429). Bodies are passed on unchanged, so that
+servers can send files efficiently; they are wrapped only where a failure is refunded.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, TypeAlias, Unpack
 from urllib.parse import quote
 
 from headgate.integrations.answers import Refusal
-from headgate.integrations.gate import Gate, Gatekeeping, GateSettings, nothing_limited
-from headgate.integrations.visit import Answer, Visit
+from headgate.integrations.exchange import Exchange, ResponseStart
+from headgate.integrations.limiter import LimiterBase, LimiterSettings, RequestLimiter, nothing_limited
 from headgate.web.errors import InvalidSettings
 from headgate.web.problem import CONTENT_TYPE
 
@@ -23,75 +23,74 @@ Environ: TypeAlias = dict[str, Any]
 Application: TypeAlias = Callable[[Environ, Any], Iterable[bytes]]
 Fields: TypeAlias = list[tuple[str, str]]
 
-VISIT = "headgate.visit"
-"""Where an environment has the visit of its request."""
 OURS = frozenset({"x-ratelimit-limit", "ratelimit"})
-"""Fields by which somebody further inside has said all this, in lower case."""
+"""Fields, in lower case, that an inner application has written if it limits, too."""
 _RAW = ("RAW_URI", "REQUEST_URI")
-"""Where servers put the path as it was sent: the standard has no place for it."""
+"""Where servers put the path as it was sent, which WSGI does not define."""
 _UNQUOTED = "/:@!$&'()*+,;=~"
 
 
 class RateLimitMiddleware:
-    """Limits a WSGI application; the rest of the settings are those of `GateSettings`. Functions get the environment.
+    """Limits a WSGI application; the other settings are those of `LimiterSettings`. Functions get the environment.
 
     Args:
         app: the application.
-        gate: a gate that was made before, instead of settings: to reset keys, or to share it.
+        gate: a limiter, instead of settings: to reset keys, or to share it.
     """
 
-    def __init__(self, app: Application, *, gate: Gate | None = None, **settings: Unpack[GateSettings]) -> None:
+    def __init__(
+        self, app: Application, *, gate: RequestLimiter | None = None, **settings: Unpack[LimiterSettings]
+    ) -> None:
         if gate is not None and settings:
-            raise InvalidSettings(f"a gate that is given has its own {', '.join(settings)}")
-        self.app, self.gate = app, gate or Gate(settings)
+            raise InvalidSettings(f"the given gate has its own {', '.join(settings)}")
+        self.app, self.gate = app, gate or RequestLimiter(settings)
         if self.gate.enabled and not self.gate.budgets:
             raise nothing_limited("RateLimitMiddleware")
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
-        gate, visit = self.gate, visit_of(self.gate, environ, environ)
-        environ[VISIT] = visit
-        refusal = gate.enter(visit, gate.budgets)
+        gate, exchange = self.gate, exchange_of(self.gate, environ, environ)
+        refusal = gate.check(exchange, gate.budgets)
         if refusal is not None:
             return respond(refusal, environ, start_response)
 
-        def started(status: str, headers: Fields, *exc_info: Any) -> Any:
-            if visit.is_open:
+        def start(status: str, headers: Fields, *exc_info: Any) -> Any:
+            if exchange.is_open:
                 code = int(status[:3])
-                gate.run(visit.respond(Answer(code, headers), code))
+                gate.run(exchange.respond(ResponseStart(code, headers), code))
             if OURS.isdisjoint([name.lower() for name, _ in headers]):
-                headers = [*headers, *visit.fields()]
+                headers = [*headers, *exchange.fields()]
             return start_response(status, headers, *exc_info)
 
         try:
-            body = self.app(environ, started)
+            body = self.app(environ, start)
         except Exception:
-            gate.run(visit.fail())
+            gate.run(exchange.fail())
             raise
-        return _Watched(body, gate, visit) if visit.is_open else body
+        return _RefundedBody(body, gate, exchange) if exchange.is_open else body
 
 
-class _Watched:
-    """A body that is given back if it fails."""
+class _RefundedBody:
+    """A body that refunds its request if it fails."""
 
-    def __init__(self, body: Iterable[bytes], gate: Gate, visit: Visit) -> None:
-        self._body, self._gate, self._visit = body, gate, visit
+    def __init__(self, body: Iterable[bytes], gate: RequestLimiter, exchange: Exchange) -> None:
+        self._body, self._gate, self._exchange = body, gate, exchange
 
     def __iter__(self) -> Iterator[bytes]:
         try:
             yield from self._body
         except Exception:
-            self._gate.run(self._visit.fail())
+            self._gate.run(self._exchange.fail())
             raise
 
     def close(self) -> None:
-        """Tell the application, as servers do, that nobody reads on."""
+        """Close the application's body, as servers do."""
         close = getattr(self._body, "close", None)
         if close is not None:
             close()
 
 
 class Lines:
-    """The header lines of an environment; two of one name have become one, with a comma."""
+    """The header lines of an environment, in which a server has joined lines of one name."""
 
     __slots__ = ("_environ",)
 
@@ -104,14 +103,14 @@ class Lines:
                 yield name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1")
 
 
-def visit_of(gate: Gatekeeping, request: Any, environ: Environ) -> Visit:
-    """Return the visit of a request that the environment describes; the path only where rules ask for it."""
-    path = path_of(environ) if gate.by_rules else "/"
-    return Visit(gate, request, environ.get("REMOTE_ADDR"), Lines(environ), path, environ.get("REQUEST_METHOD", "GET"))
+def exchange_of(limiter: LimiterBase, request: Any, environ: Environ) -> Exchange:
+    """Return the exchange of a request."""
+    path, method = path_of(environ) if limiter.has_rules else "/", environ.get("REQUEST_METHOD", "GET")
+    return Exchange(limiter, request, environ.get("REMOTE_ADDR"), Lines(environ), path, method)
 
 
 def path_of(environ: Environ) -> str:
-    """Return the path as it was sent, or as it may have been: what was decoded is encoded again."""
+    """Return the path as it was sent, or the decoded one, encoded again."""
     for name in _RAW:
         raw = environ.get(name)
         if raw and raw[0] == "/":
@@ -121,7 +120,7 @@ def path_of(environ: Environ) -> str:
 
 
 def respond(refusal: Refusal, environ: Environ, start_response: Any) -> Iterable[bytes]:
-    """Send a refusal, or what the application wants to answer instead: a WSGI application, such as a response."""
+    """Send a refusal, or the response that replaces it: any WSGI application."""
     if refusal.answer is not None:
         answer: Iterable[bytes] = refusal.answer(environ, start_response)
         return answer

@@ -12,6 +12,8 @@ A client with a transport ignores its own connection options: pass them to the i
 from __future__ import annotations
 
 from operator import methodcaller
+from types import TracebackType
+from typing import Self
 
 import httpx
 
@@ -58,6 +60,19 @@ class HttpxTransport(httpx.BaseTransport):
         self._transport.close()
         self._sender.close()
 
+    def __enter__(self) -> Self:
+        self._transport.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        self._transport.__exit__(exc_type, exc_value, traceback)
+        self._sender.close()
+
 
 class AsyncHttpxTransport(httpx.AsyncBaseTransport):
     """Paces the requests of an `httpx.AsyncClient`; see `HttpxTransport`."""
@@ -84,6 +99,19 @@ class AsyncHttpxTransport(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         """Close the inner transport and the store."""
         await self._transport.aclose()
+        await self._sender.close()
+
+    async def __aenter__(self) -> Self:
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self._transport.__aexit__(exc_type, exc_value, traceback)
         await self._sender.close()
 
 

@@ -10,12 +10,12 @@ What a request gets:
    must not switch off what is in force.
 4. If by that nothing is enforced, the default rule applies, if its own conditions are met.
 
-Everything that can be computed beforehand is; the rest depends on the request, not on the number of rules. What it is
-for requests of one kind is worked out once, and remembered. Of one kind are requests whose paths match the same
-patterns, and which have the same method and tier, and principals and attributes of the same names; where a rule asks
-for the value of an attribute (`when`), also those that meet that condition or do not. Of others it depends who asks: a
-rule that is for some keys, or is enforced for some percent, and overrides. Such requests are tested, and what follows
-from the outcome is remembered, too.
+Everything that can be computed beforehand is; the rest depends on the request, not on the number of rules. The rules
+that apply are worked out once for each kind of request, and remembered. Of one kind are requests whose paths match the
+same patterns, and which have the same method and tier, and principals and attributes of the same names; where a rule
+asks for the value of an attribute (`when`), also those that meet that condition or do not. A rule for some keys, one
+that is enforced for some percent, and overrides depend on the caller. Such requests are tested, and what follows from
+the outcome is remembered, too.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from itertools import count
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
-
-import msgspec
 
 from headgate.cache import BoundedCache
 from headgate.core.numbers import short
@@ -50,40 +48,14 @@ from headgate.policy.selection import Selection, Steps, Verdict
 from headgate.policy.trie import Conditions, Ends, Trie, matches
 
 MOST = 4096
-"""Kinds of requests that are remembered; also forms, and outcomes of tests."""
-MOST_ENDPOINTS = 16_384
-"""Endpoints whose kind of request is remembered; more than kinds, since many contain ids."""
+"""Kinds of requests that are remembered; also outcomes of tests."""
 MOST_OVERRIDES = 16_384
 """Different overrides that are remembered when users change, those that nobody has any more included."""
+MOST_ENDPOINTS = 16_384
+"""Endpoints whose kind of request is remembered; more than kinds, since many contain ids."""
 LONGEST = 512
 """Characters of an endpoint, or of a method, a tier and all names together; longer ones are not remembered."""
 _place = attrgetter("place")
-_ATTRIBUTES = object()
-"""Stands between the names of principals and those of attributes."""
-
-
-class _Form:
-    """What follows from the method and tier of a request, and from the names of its principals and attributes."""
-
-    __slots__ = ("has_ip", "is_listed", "is_plain", "length", "method", "principals", "tier", "unmatched")
-
-    def __init__(self, request: Request, known: set[str], listed: set[str]) -> None:
-        check_request(request)
-        principals, attributes = request.principal, request.attributes
-        named = {name: principal_name(name) for name in (*principals, *attributes)}
-        self.method, self.tier = request.method.upper(), request.tier
-        self.length = sum(map(len, (request.method, request.tier, *principals, *attributes)))
-        """Characters of all of it together."""
-        self.principals = frozenset(principals)
-        self.has_ip = IP in self.principals
-        self.is_plain = not any(named[name] in PRINCIPALS and named[name] != name for name in principals) and (
-            IDENTITIES.isdisjoint([named[name] for name in attributes])
-        )
-        """Whether each name stands for itself: no principal by another name, no attribute that claims to be one."""
-        self.is_listed = not listed.isdisjoint({*named, *named.values(), ENDPOINT, GLOBAL})
-        """Whether it has what lists are about."""
-        self.unmatched = tuple([name for name in principals if named[name] not in known])
-        """See `Selection.unmatched_principals`."""
 
 
 class _Kind:
@@ -92,24 +64,34 @@ class _Kind:
     Args:
         rules: that match but for what is tested, in order.
         default: that applies if none of them is enforced, or none.
-        tier: of those who ask.
+        tier: of the callers.
         is_named: whether requests name the one rule, so that it is for any key.
+        is_listed: whether requests have what lists are about.
+        is_plain: whether their rules look at no value, and each name of theirs stands for itself.
+        unmatched: see `Selection.unmatched_principals`.
     """
 
-    __slots__ = ("_default", "_is_named", "_rules", "segments", "steps", "tests", "tier")
+    __slots__ = ("_default", "_is_named", "_rules", "is_listed", "is_plain", "steps", "tests", "tier", "unmatched")
 
     def __init__(
-        self, rules: list[PreparedRule], default: list[PreparedRule], tier: str, *, is_named: bool = False
+        self,
+        rules: list[PreparedRule],
+        default: list[PreparedRule],
+        tier: str,
+        *,
+        is_named: bool,
+        is_listed: bool,
+        is_plain: bool,
+        unmatched: tuple[str, ...],
     ) -> None:
         self._rules, self._default, self.tier, self._is_named = rules, default, tier, is_named
+        self.is_listed, self.unmatched = is_listed, unmatched
         self.tests = [
             rule for rule in rules + default if rule.is_enforced is None or (rule.only is not None and not is_named)
         ]
         """Rules that match, or are enforced, only for some values."""
-        self.segments: tuple[str, ...] | None = None
-        """For a named rule that counts by paths and more: those of its pattern, which the path must match."""
-        if is_named and len(rules[0].dimensions) > 1 and ENDPOINT in rules[0].dimensions:
-            self.segments = rules[0].segments
+        self.is_plain = is_plain and not is_listed and not self.tests
+        """Whether it is remembered by the path and the names of a request, whoever asks."""
         self.steps: Steps | None = None
         """For requests that need no test, of users without overrides."""
 
@@ -139,20 +121,6 @@ class _Kind:
         return [(rule, state) for rule, state in chosen if state is not None]
 
 
-class _Known(msgspec.Struct, frozen=True):
-    """What is known about requests with the same endpoint, method, tier and names."""
-
-    path: str
-    """The endpoint in canonical form."""
-    ends: Ends[PreparedRule]
-    """The rules whose patterns match it."""
-    values: tuple[tuple[str, set[str]], ...]
-    """What those rules ask for with `when`, by name."""
-    form: _Form
-    kind: _Kind | None = None
-    """None: it takes a look at values."""
-
-
 class Policy:
     """The compiled rules.
 
@@ -165,7 +133,7 @@ class Policy:
     """
 
     __slots__ = (
-        *("__weakref__", "_allow", "_deny", "_forms", "_kinds", "_known", "_listed", "_names", "_overridden"),
+        *("__weakref__", "_allow", "_deny", "_kinds", "_known", "_listed", "_names", "_overridden"),
         *("_overrides", "_steps", "_trie", "_users", "enforcing", "rules", "ruleset", "version"),
     )
 
@@ -204,8 +172,8 @@ class Policy:
         self._users = dict(ruleset.users)  # a policy stays what it is, whatever becomes of the mapping
         self._overrides: dict[str, Mapping[str, TermsByTier]] = {}
         """By user, as far as they were seen: what is different for them, by rule."""
-        self._known: BoundedCache[tuple[Any, ...], _Known] = BoundedCache(MOST_ENDPOINTS)
-        self._forms: BoundedCache[tuple[Any, ...], _Form] = BoundedCache(MOST)
+        self._known: BoundedCache[tuple[Any, ...], tuple[_Kind, str]] = BoundedCache(MOST_ENDPOINTS)
+        """The plain kinds, and the path in canonical form, by what is the same in requests of many callers."""
         self._kinds: BoundedCache[tuple[Any, ...], _Kind] = BoundedCache(MOST)
         self._steps: BoundedCache[tuple[Any, ...], Steps] = BoundedCache(MOST)
 
@@ -226,43 +194,34 @@ class Policy:
             InvalidKey: a principal is longer than 65 536 characters, or not Unicode text.
         """
         try:
-            principal, attributes, cost = request.principal, request.attributes, request.cost
+            principal, attributes, cost, rule_id = request.principal, request.attributes, request.cost, request.rule_id
         except AttributeError:
             right = "a Request, such as Request({'user': '42'}, '/api/v1/orders', 'POST')"
             raise InvalidRequest(f"what is decided is {right}, not {short(request)}") from None
-        known = key = None
+        key = None
         if type(principal) is dict and type(attributes) is dict and type(request.address) is str:
-            names = (request.endpoint, request.rule_id, request.method, request.tier, *principal)
-            key = (*names, _ATTRIBUTES, *attributes) if attributes else names
-            try:
-                known = self._known.get(key)
-            except TypeError:  # a part of it is not even something that can be looked up
-                known = None
-            for value in principal.values():  # what is not text, or empty, is looked at more closely
-                if type(value) is not str or not value:
-                    known = None
-            if attributes and {*map(type, attributes.values())} != {str}:
-                known = None
-        if known is None:
-            return self._looked_at(request, key, now, asking=asking)
-        form, kind = known.form, known.kind
-        steps = kind.steps if kind is not None and not form.is_listed else None
-        if (
-            steps is None
-            or not steps.since <= now < steps.until
-            or (self._users and principal.get(USER, "") in self._users)
-        ):
-            return self._selected(request, _facts(request, known), known, now, asking=asking)
-        found: Mapping[str, str] = principal
-        if steps.needs_facts or form.has_ip:
-            found = _facts(request, known) if steps.needs_facts else _counted(principal)
-        return steps.selection(found, cost, cost if asking else 0, form.unmatched)
+            key = (request.endpoint, rule_id, request.method, request.tier, len(principal), *principal, *attributes)
+            known = self._known_by(key)
+            if known is not None and not (self._users and principal.get(USER, "") in self._users):
+                kind, path = known
+                steps = kind.steps
+                if steps is not None and steps.since <= now < steps.until and _are_texts(principal, attributes):
+                    found: Mapping[str, str] = principal
+                    if steps.needs_facts:
+                        found = {**attributes, **principal, ENDPOINT: path, GLOBAL: EVERYBODY}
+                    if IP in principal:
+                        found = _counted(found)
+                    return steps.selection(found, cost, cost if asking else 0, kind.unmatched)
+        return self._selected(request, key, now, asking=asking)
 
     def applying(self, request: Request, facts: Mapping[str, str], now: int) -> Sequence[Applied]:
         """Return the rules that apply, in the order of the ruleset, the default last; see `facts_of`."""
         if request.rule_id != "" and self._unknown(request) is not None:
             return ()
-        return self._steps_of(request, facts, self._learned(request, facts, None), now).applying
+        if request.rule_id:
+            self._check_named(request.rule_id, facts)
+        user = self._users.get(facts.get(USER, ""))
+        return self._steps_of(self._kind_of(request, facts, user), request, facts, user, now).applying
 
     def request_of(self, client_id: str, rule_id: str) -> Request:
         """Return the request that asks one rule about one value of its dimension. Raises InvalidRequest."""
@@ -303,43 +262,41 @@ class Policy:
             raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}, not by {given}")
         return None
 
-    def _looked_at(self, request: Request, key: tuple[Any, ...] | None, now: int, *, asking: bool) -> Selection:
-        """Return what is to be done about a request of which nothing is known yet; remember it by a key, if any."""
+    def _selected(self, request: Request, key: tuple[Any, ...] | None, now: int, *, asking: bool) -> Selection:
+        """Return what is to be done about any request; its kind is remembered by the key, if there is one."""
         if request.rule_id != "":
             unknown = self._unknown(request)
             if unknown is not None:
                 return unknown
         facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
-        return self._selected(request, facts, self._learned(request, facts, key), now, asking=asking)
-
-    def _selected(
-        self, request: Request, facts: Mapping[str, str], known: _Known, now: int, *, asking: bool
-    ) -> Selection:
-        """Return what is to be done about a request, whoever asks."""
-        if known.form.is_listed:
+        user = self._users.get(facts.get(USER, "")) if self._users else None
+        if request.rule_id:
+            self._check_named(request.rule_id, facts)
+        kind = self._kind_of(request, facts, user)
+        if kind.is_listed:
             listed = self._of_listed(request, facts)
             if listed is not None:
                 return listed
-        steps = self._steps_of(request, facts, known, now)
-        return steps.selection(facts, request.cost, request.cost if asking else 0, known.form.unmatched)
+        if kind.is_plain and user is None and key is not None and len(request.endpoint) <= LONGEST:
+            self._known.keep(key, (kind, facts[ENDPOINT]))
+        steps = self._steps_of(kind, request, facts, user, now)
+        return steps.selection(facts, request.cost, request.cost if asking else 0, kind.unmatched)
 
-    def _learned(self, request: Request, facts: Mapping[str, str], key: tuple[Any, ...] | None) -> _Known:
-        """Return what follows from a request that `facts_of` has accepted, and remember it, if there is a key to it."""
-        path, of_form = facts[ENDPOINT], (request.method, request.tier, len(request.principal), *request.principal)
-        if request.attributes:
-            of_form = (*of_form, *request.attributes)
-        form = self._forms.get(of_form)
-        if form is None:
-            form = _Form(request, self._names | {USER} if self._users else self._names, self._listed)
-            if key is not None and form.length <= LONGEST:
-                self._forms.keep(of_form, form)
-        ends = self._trie.ends(path)
-        known = _Known(path, ends, tuple([item for end in ends if end.values for item in end.values.items()]), form)
-        if key is None or len(request.endpoint) + form.length > LONGEST:
-            return known
-        if form.is_plain and not known.values:
-            known = _Known(path, ends, (), form, self._kind_of(request, facts, known))
-        return self._known.keep(key, known)
+    def _known_by(self, key: tuple[Any, ...]) -> tuple[_Kind, str] | None:
+        try:
+            return self._known.get(key)
+        except TypeError:  # a part of it is not even something that can be looked up
+            return None
+
+    def _check_named(self, rule_id: str, facts: Mapping[str, str]) -> None:
+        """Raise InvalidRequest unless a request has all that the rule counts by which it names."""
+        rule = self.rules[rule_id]
+        if rule.value(facts) is None:
+            raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}: say by which")
+        if len(rule.dimensions) > 1 and ENDPOINT in rule.dimensions and not matches(rule.segments, facts[ENDPOINT]):
+            raise InvalidRequest(
+                f"rule {rule.id!r} counts by {rule.dimension}: say which endpoint, one of {rule.rule.endpoint}"
+            )
 
     def _of_listed(self, request: Request, facts: Mapping[str, str]) -> Selection | None:
         """Return what is to be done about somebody who is on a list."""
@@ -352,22 +309,21 @@ class Policy:
                 return Selection(verdict, reason=_on_list(name, entry, facts, address))
         return None
 
-    def _steps_of(self, request: Request, facts: Mapping[str, str], known: _Known, now: int) -> Steps:
+    def _steps_of(self, kind: _Kind, request: Request, facts: Mapping[str, str], user: User | None, now: int) -> Steps:
         """Return the steps for a request at a time, which those before it perhaps have taken."""
-        name = facts.get(USER, "")
-        user = self._users.get(name) if self._users else None
-        kind, form = self._kind_of(request, facts, known, user), known.form
         outcome = kind.outcome(facts, address_given(request)) if kind.tests else ()
-        given = self._overrides_of(name, user) if user is not None and user.overrides else {}
+        given = self._overrides_of(facts[USER], user) if user is not None and user.overrides else {}
         overrides = kind.overrides(given) if given else ()
         is_usual = not outcome and not overrides
         steps = kind.steps if is_usual else self._steps.get((kind, outcome, overrides))
         if steps is None or not steps.since <= now < steps.until:
-            applying = [
-                Applied(rule, given.get(rule.id, rule.terms).at(kind.tier, now), is_enforced and self.enforcing)
-                for rule, is_enforced in kind.applying(outcome)
-            ]
-            steps = Steps(applying, form.principals if form.is_plain else ())
+            steps = Steps(
+                [
+                    Applied(rule, given.get(rule.id, rule.terms).at(kind.tier, now), is_enforced and self.enforcing)
+                    for rule, is_enforced in kind.applying(outcome)
+                ],
+                request.principal if kind.is_plain else (),
+            )
             if is_usual:
                 kind.steps = steps
             else:
@@ -387,42 +343,55 @@ class Policy:
         made = self._overridden.get((rule, change))
         return made or self._overridden.keep((rule, change), TermsByTier(rule.rule, rule.tiers, change))
 
-    def _kind_of(self, request: Request, facts: Mapping[str, str], known: _Known, user: User | None = None) -> _Kind:
+    def _kind_of(self, request: Request, facts: Mapping[str, str], user: User | None) -> _Kind:
         """Return the kind of a request, which perhaps has been seen before."""
-        form, kind = known.form, known.kind
-        if kind is None or user is not None:
-            tier = user.tier if user is not None else ""
-            key: tuple[Any, ...] = (request.rule_id or known.ends, form, tier)
-            for name, values in known.values:
+        principal, path = request.principal, facts[ENDPOINT]
+        tier = request.tier or (user.tier if user is not None else "") or self.ruleset.default_tier
+        ends = self._trie.ends(path)
+        key: tuple[Any, ...] = (request.rule_id or ends, request.method, tier, len(principal), *principal)
+        if request.attributes:
+            key = (*key, *request.attributes)
+        for end in ends:
+            for name, values in end.values.items():
                 value = facts.get(name)
                 key = (*key, value if value in values else None)
-            kind = self._kinds.get(key)
-            if kind is None:
-                tier = form.tier or tier or self.ruleset.default_tier
-                kind = self._kinds.keep(key, self._worked_out(request, facts, known, tier))
-        if kind.segments is not None and not matches(kind.segments, known.path):
-            rule = self.rules[request.rule_id]
-            raise InvalidRequest(
-                f"rule {rule.id!r} counts by {rule.dimension}: say which endpoint, one of {rule.rule.endpoint}"
-            )
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._worked_out(request, facts, ends, tier)
+            if sum(map(len, (request.method, tier, *principal, *request.attributes))) <= LONGEST:
+                self._kinds.keep(key, kind)
+            else:
+                kind.is_plain = False
         return kind
 
-    def _worked_out(self, request: Request, facts: Mapping[str, str], known: _Known, tier: str) -> _Kind:
+    def _worked_out(self, request: Request, facts: Mapping[str, str], ends: Ends[PreparedRule], tier: str) -> _Kind:
         """Return what follows for a request, and for all others of its kind."""
-        if request.rule_id:
-            rule = self.rules[request.rule_id]  # whatever it is for
-            if rule.value(facts) is None:
-                raise InvalidRequest(f"rule {rule.id!r} counts by {rule.dimension}: say by which")
-            return _Kind([rule], [], tier, is_named=True)
-        found: list[PreparedRule] = []
-        for end in known.ends:
-            end.collect(found, known.form.method, tier, facts)
+        named = {name: principal_name(name) for name in (*request.principal, *request.attributes)}
+        known = self._names | {USER} if self._users else self._names
+        unmatched = tuple([name for name in request.principal if named[name] not in known])
+        is_listed = not self._listed.isdisjoint({*named, *named.values(), ENDPOINT, GLOBAL})
         ordinary: list[PreparedRule] = []
         default: list[PreparedRule] = []
-        for rule in sorted(found, key=_place):
-            if facts.keys() >= set(rule.dimensions):
-                (ordinary if rule.place < LAST else default).append(rule)
-        return _Kind(ordinary, default, tier)
+        if request.rule_id:
+            ordinary.append(self.rules[request.rule_id])  # whatever it is for
+        else:
+            found: list[PreparedRule] = []
+            for end in ends:
+                end.collect(found, request.method.upper(), tier, facts)
+            for rule in sorted(found, key=_place):
+                if facts.keys() >= set(rule.dimensions):
+                    (ordinary if rule.place < LAST else default).append(rule)
+        return _Kind(
+            ordinary,
+            default,
+            tier,
+            is_named=request.rule_id != "",
+            is_listed=is_listed,
+            is_plain=not any(end.values for end in ends)
+            and not any(named[name] in PRINCIPALS and named[name] != name for name in request.principal)
+            and IDENTITIES.isdisjoint([named[name] for name in request.attributes]),
+            unmatched=unmatched,
+        )
 
 
 def _follows(ruleset: Ruleset, last: Policy) -> bool:
@@ -451,20 +420,18 @@ def _prepared(ruleset: Ruleset, last: Policy | None, old: Mapping[str, PreparedR
     return rules
 
 
-def _facts(request: Request, known: _Known) -> Mapping[str, str]:
-    """Return what `facts_of` returns for a request that has values of the right types."""
-    if not known.form.is_plain:
-        return {**facts_of(request), ENDPOINT: known.path}
-    facts = {**request.attributes, **request.principal, ENDPOINT: known.path, GLOBAL: EVERYBODY}
-    if known.form.has_ip:
-        facts[IP] = counted_by(facts[IP])
-    return facts
+def _are_texts(principal: Mapping[str, object], attributes: Mapping[str, object]) -> bool:
+    """Whether all values are text, and no principal is empty; what is not is looked at more closely."""
+    for value in principal.values():
+        if type(value) is not str or not value:
+            return False
+    return not attributes or {*map(type, attributes.values())} == {str}
 
 
-def _counted(principal: Mapping[str, str]) -> Mapping[str, str]:
-    """Return principals as they are counted, one of which is an address."""
-    address = counted_by(principal[IP])
-    return principal if address == principal[IP] else {**principal, IP: address}
+def _counted(facts: Mapping[str, str]) -> Mapping[str, str]:
+    """Return facts as they are counted, one of which is an address."""
+    address = counted_by(facts[IP])
+    return facts if address == facts[IP] else {**facts, IP: address}
 
 
 def _on_list(name: str, entry: Entry, facts: Mapping[str, str], address: str) -> str:

@@ -102,7 +102,7 @@ class Steps:
 
     __slots__ = ("_capacity", "_enforced", "_rules", "_shadow", "_steps", "applying", "needs_facts", "since", "until")
 
-    def __init__(self, applying: Sequence[Applied], principals: Collection[str]) -> None:
+    def __init__(self, applying: Sequence[Applied], principals: Collection[str] = ()) -> None:
         self.applying = applying
         self.since, self.until = 0, FOREVER
         """Between these times, in microseconds since the epoch, the terms are in force."""
@@ -183,7 +183,7 @@ class Steps:
 
 def limits_of(applied: Applied, facts: Mapping[str, str]) -> Plan:
     """Return the limits of one rule for one request. Raises InvalidKey."""
-    return Steps([Applied(applied.rule, applied.terms, True)], ()).selection(facts, 0, 0, ()).enforced.plan
+    return Steps([Applied(applied.rule, applied.terms, True)]).selection(facts, 0, 0, ()).enforced.plan
 
 
 def _joined(dimensions: tuple[str, ...], facts: Mapping[str, str]) -> str:

@@ -1,0 +1,385 @@
+"""What limits the requests of an application: its settings, and the engine that decides.
+
+`RequestLimiter` is for applications that may block, `AsyncRequestLimiter` for those in an event loop, which it never
+blocks. A request is an `Exchange` (see `headgate.integrations.exchange`), whose flows they run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from functools import lru_cache
+from typing import Any, Protocol, TypedDict
+
+from headgate.clock import Clock
+from headgate.core.errors import StoreError, UsageError
+from headgate.core.key import NAME
+from headgate.core.mode import Mode
+from headgate.core.numbers import short
+from headgate.engine import AsyncEngine, Engine, Ruling
+from headgate.engine.verbs import Rules
+from headgate.flows import drive, drive_async
+from headgate.integrations.answers import Answers, Refusal
+from headgate.integrations.budget import Budget, Quotas, QuotasOfKey
+from headgate.integrations.exchange import DEFAULT, EmptyKey, Exchange, Flow, T
+from headgate.integrations.quota_engine import QuotaEngine, QuotaRequest
+from headgate.integrations.routes import budget_name, function_name
+from headgate.policy.request import USER, Request, UnknownRule
+from headgate.stores import open_resilient_async_store, open_resilient_store
+from headgate.stores.base import AsyncStore, Store
+from headgate.stores.memory import MemoryStore
+from headgate.web.address import UNKNOWN, AddressReader
+from headgate.web.errors import InvalidSettings
+from headgate.web.headers import ResponseHeaders, Spelling, as_text
+from headgate.web.identity import Identifier
+from headgate.web.lines import HeaderLines
+
+log = logging.getLogger("headgate.integrations")
+_KEPT_PEERS = 4096
+"""Addresses of peers whose keys are cached."""
+_TEST_PEER = "testclient"
+"""The peer in the test clients of Starlette and Litestar."""
+_TERMS = frozenset({"cost", "count_when", "refund_on_error", "shadow"})
+"""Settings of the budget for all routes."""
+
+
+class Engines(Protocol):
+    """An `Engine`, an `AsyncEngine`, or a client of the service (`headgate.sdk`)."""
+
+    clock: Clock
+
+    def check(self, request: Request, /) -> Any: ...
+
+    def refund(self, request: Ruling, /) -> Any: ...
+
+    def reset(self, request: Request, /) -> Any: ...
+
+    def reset_all(self, request: Request, /) -> Any: ...
+
+    def close(self) -> Any: ...
+
+
+class LimiterSettings(TypedDict, total=False):
+    """The settings of every integration. One of `limits`, `rules` and `engine` limits all routes."""
+
+    limits: Quotas | QuotasOfKey | Budget | Sequence[Budget]
+    """Quotas for each client, over all routes: "100/minute; 5000/day"; a function of the key; or budgets."""
+    rules: Rules
+    """Instead: rules, or a file of rules, which is watched. This process evaluates them, with `store`."""
+    engine: Engines
+    """Instead: an engine, or a client of the service. The application closes it."""
+    store: str | Store | AsyncStore
+    """Where the state lives: "memory", each process for itself, or "redis://...", which all processes share."""
+    on_store_failure: str
+    """What to answer while Redis is unavailable: local (the default), allow or deny."""
+    nodes: int
+    """How many processes share the limits, for "local"; default: as many as Redis counts."""
+    clock: Clock
+    """The source of time, for tests."""
+    identity: AddressReader | Identifier
+    """How to identify the caller; default: by the address of the peer."""
+    key: Callable[..., Any]
+    """See `Budget.key`; default: the user, API key or address that `identity` finds."""
+    on_empty_key: str
+    """What to do if `key` returns nothing: "refuse" (the default), or "address": count by the address."""
+    cost: int | Callable[..., Any]
+    exempt: Callable[..., Any]
+    """Requests for which this is true are not limited at all, not even by their routes."""
+    count_when: Callable[..., Any]
+    refund_on_error: bool
+    shadow: bool
+    """See `Budget`; of the budget for all routes."""
+    headers: ResponseHeaders | None
+    """The header fields of responses; None: none."""
+    on_refused: Callable[..., Any]
+    """Called with the request and the `Refusal`; a response that it returns replaces the refusal's. It is also called
+    for shadow budgets: see `Refusal.is_shadow`."""
+    enabled: bool
+    """False disables all limits, for tests of other features."""
+
+
+class LimiterBase:
+    """What both limiters share.
+
+    Attributes:
+        enabled: see `LimiterSettings`; may be changed at any time.
+        budgets: for all routes.
+    """
+
+    is_async: bool
+
+    def __init__(self, settings: LimiterSettings, spelling: Spelling[Any] = as_text) -> None:
+        unknown = set(settings) - set(LimiterSettings.__annotations__)
+        if unknown:
+            known = ", ".join(sorted(LimiterSettings.__annotations__))
+            raise InvalidSettings(f"unknown setting {', '.join(sorted(unknown))}; the settings are: {known}")
+        sources = {name: settings[name] for name in ("limits", "rules", "engine") if name in settings}
+        if sources and all(value is None for value in sources.values()):  # typically an unset variable
+            raise InvalidSettings(f"{' and '.join(sources)} is None, so nothing would be limited; omit it if intended")
+        given: Any = {name: value for name, value in settings.items() if value is not None or name == "headers"}
+        self._settings: LimiterSettings = given
+        settings = given
+        self.enabled = settings.get("enabled", True)
+        if not isinstance(self.enabled, bool):
+            raise InvalidSettings(f"enabled must be True or False, got {short(self.enabled)}")
+        self.spelling = spelling
+        self.engine: Any = self._open_engine(settings)
+        self.has_rules = not isinstance(self.engine, QuotaEngine)
+        self.quota_engine: Any = None if self.has_rules else self.engine
+        """Decides by quotas; where rules limit all routes, it is opened for the first route that has quotas."""
+        self.awaits = self._must_await()
+        """Whether the engine's results must be awaited."""
+        self.clock: Clock = self.engine.clock
+        self.answers = Answers(
+            settings.get("headers", ResponseHeaders()),
+            spelling,
+            *(getattr(self.engine, name, None) for name in ("mode_of", "refusal_of")),
+        )
+        identity = settings.get("identity", AddressReader())
+        if not isinstance(identity, AddressReader | Identifier):
+            raise InvalidSettings(f"identity must be an AddressReader or an Identifier, got {short(identity)}")
+        self.addresses = identity if isinstance(identity, AddressReader) else None
+        self.identifier = identity if isinstance(identity, Identifier) else Identifier(identity)
+        self.exempt, self.on_refused = settings.get("exempt"), settings.get("on_refused")
+        self.key = settings.get("key")
+        self._on_empty_key = settings.get("on_empty_key", "refuse")
+        if self._on_empty_key not in {"refuse", "address"}:
+            raise InvalidSettings(f"on_empty_key must be 'refuse' or 'address', got {short(self._on_empty_key)}")
+        self._warned: set[str] = set()
+        self.known: set[Budget] = set()
+        """Budgets of routes that were validated."""
+        self.routes: list[Any] = []
+        """What an integration has found out about the routes of each application."""
+        self.key_of_peer = lru_cache(_KEPT_PEERS)(self.key_of_address)
+        self.budgets = self.validate(*_budgets(settings))
+        self.check_functions(*[each for each in (self.exempt, self.on_refused, self.key) if each is not None])
+
+    def validate(self, *budgets: Budget) -> tuple[Budget, ...]:
+        """Return the budgets if this limiter can check them, else raise UsageError. For an application's start."""
+        for budget in budgets:
+            self.check_functions(*budget.functions)
+            if budget.rule is not None and not self.has_rules:
+                raise InvalidSettings(f"rule {budget.rule!r} needs the setting rules or engine instead of limits")
+            if budget.limits is not None and self.quota_engine is None:
+                if self._settings.get("engine") is not None and "store" not in self._settings:
+                    raise InvalidSettings("quotas beside an engine need a store of their own, such as store='memory'")
+                self.quota_engine = self._open(None, self._settings)
+                self.awaits = self._must_await()
+            if budget.rule:
+                self._check_rule(budget.rule)
+        return budgets
+
+    def validate_once(self, *budgets: Budget) -> None:
+        """Validate the budgets of a route when they are first seen."""
+        for budget in budgets:
+            if budget not in self.known:
+                self.validate(budget)
+                self.known.add(budget)
+
+    def engine_of(self, budget: Budget) -> Any:
+        """Return the engine that checks a budget."""
+        return self.engine if budget.rule is not None else self.quota_engine
+
+    @property
+    def is_private(self) -> bool:
+        """Whether no other process or limiter uses its store."""
+        store = self._settings.get("store", "memory")
+        return isinstance(store, str) and store.startswith("memory")
+
+    def _must_await(self) -> bool:
+        engines = (self.engine, self.quota_engine)
+        return self.is_async and not all(
+            isinstance(each, Engine | None) or (isinstance(each, QuotaEngine) and not each.is_async) for each in engines
+        )
+
+    def with_own(self, own: Sequence[Budget]) -> tuple[Budget, ...]:
+        """Return the budgets that apply to a route with budgets of its own."""
+        return tuple(own) if any(budget.replaces for budget in own) else (*self.budgets, *own)
+
+    def check_functions(self, *functions: Callable[..., Any]) -> None:
+        """Reject what cannot be called, or cannot be awaited here. Raises InvalidSettings."""
+        for function in functions:
+            if not callable(function):
+                raise InvalidSettings(f"expected a function, got {short(function)}")
+            if not self.is_async and inspect.iscoroutinefunction(function):
+                raise InvalidSettings(f"{function!r} is a coroutine function, and this application is synchronous")
+
+    def _reset(self, key: str, name: str, limits: Quotas | None) -> Any:
+        """Begin a reset; returns its result, which may have to be awaited."""
+        if self.has_rules and limits is None:
+            dimension, _, value = key.partition(":")
+            principal = {dimension: value} if value else {USER: key}
+            if name == DEFAULT:
+                return self.engine.reset_all(Request(principal))
+            return self.engine.reset(Request(principal, rule_id=name))
+        found = [
+            budget.families(name)[1] for budget in self.budgets if budget.name == name and not callable(budget.limits)
+        ]
+        if limits is not None:
+            if not NAME.fullmatch(name):
+                name = budget_name(name)  # it is a route
+            (budget,) = self.validate(Budget(limits=limits, name=name))
+            found = [budget.families(name)[1]]
+        if not found:
+            raise UsageError(f"no budget {name!r} limits all routes: pass limits= for the budget of a route")
+        plan = sum([family.plan(key) for family in found], ())
+        return self.quota_engine.reset(QuotaRequest((name,) * len(plan), 1, joined=plan))
+
+    def counts_by_address(self, function: Callable[..., Any]) -> bool:
+        """Whether a request for which the key function returned nothing counts by its address. Else raises EmptyKey."""
+        if self._on_empty_key == "address":
+            return True
+        self._warn(f"the key function {function_name(function)} returned nothing: such requests are refused")
+        raise EmptyKey("This request does not identify its caller, so it cannot be counted.")
+
+    def key_of_address(self, peer: str | None, lines: HeaderLines = ()) -> str:
+        """Return the key of a client by its address; clients without one share a key, which is logged."""
+        address = self.identifier.addresses.read(peer, lines).key
+        if address == UNKNOWN and peer != _TEST_PEER:
+            self._warn(
+                "the address of a client is not known (a Unix socket?): all such clients share one budget. Behind a "
+                "proxy, set the header that has the address: identity=AddressReader('x-forwarded-for', hops=1)"
+            )
+        return f"ip:{address}"
+
+    def _warn(self, text: str) -> None:
+        """Log a warning once, since clients control how often it arises."""
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning(text)
+
+    def _opened(self) -> list[Any]:
+        """Return the engines to close."""
+        store, engine = self._settings.get("store", ""), self._settings.get("engine")
+        quotas = [self.quota_engine] if self.quota_engine is not None and isinstance(store, str) else []
+        return [*quotas, *([self.engine] if self.has_rules and engine is None else [])]
+
+    def _check_rule(self, rule_id: str) -> None:
+        try:
+            policy = self.engine.policy
+        except StoreError:  # a client of a service that is unavailable: the first request will report it
+            return
+        if rule_id not in policy.rules:
+            raise UnknownRule(rule_id, policy.rules)
+
+    def _open_engine(self, settings: LimiterSettings) -> Any:
+        """Return the engine for all routes: the given one, or a new one."""
+        engine, rules = settings.get("engine"), settings.get("rules")
+        if sum(each is not None for each in (engine, rules, settings.get("limits"))) > 1:
+            raise InvalidSettings("give only one of limits, rules and engine: it limits all routes")
+        if engine is None:
+            return self._open(rules, settings)
+        for name in ("on_store_failure", "nodes", "clock") if "store" not in settings else ("clock",):
+            if name in settings:  # with a store, they are about the quotas of routes
+                raise InvalidSettings(f"the given engine has its own {name}")
+        if not all(hasattr(engine, verb) for verb in ("check", "refund", "reset", "clock")):
+            raise InvalidSettings(f"engine must be an engine or a client of the service, got {short(engine)}")
+        is_async = inspect.iscoroutinefunction(engine.check)
+        if is_async and not self.is_async:
+            raise InvalidSettings(f"{type(engine).__name__} is for event loops, and this application is synchronous")
+        in_memory = isinstance(engine, Engine) and engine.statistics() is None
+        if self.is_async and not is_async and not in_memory:
+            raise InvalidSettings(f"{type(engine).__name__} would block the event loop: use its asynchronous twin")
+        return engine
+
+    def _open(self, rules: Rules | None, settings: LimiterSettings) -> Any:
+        store: Any = settings.get("store", "memory")
+        in_memory = isinstance(store, MemoryStore) or str(store).startswith("memory")
+        is_async = self.is_async and not in_memory
+        engine, mode, nodes = settings.get("engine"), settings.get("on_store_failure"), settings.get("nodes")
+        clock = settings.get("clock") if engine is None else engine.clock
+        if rules is not None:
+            kind = AsyncEngine if is_async else Engine
+            return kind(rules, store=store, on_store_failure=mode or Mode.LOCAL, nodes=nodes, clock=clock)
+        open_store: Any = open_resilient_async_store if is_async else open_resilient_store
+        opened = open_store(store, clock=clock, on_store_failure=mode, nodes=nodes, shared="routes")
+        return QuotaEngine(opened, mode, is_async=is_async)
+
+
+def nothing_limited(where: str) -> InvalidSettings:
+    """Return the error of an application without any limit, where a setting is probably missing."""
+    sources = "limits='100/minute', rules or an engine"
+    return InvalidSettings(f"{where} limits nothing: set {sources}; for tests of other features, enabled=False")
+
+
+class RequestLimiter(LimiterBase):
+    """Limits the requests of an application that may block."""
+
+    is_async = False
+
+    def run(self, flow: Flow[T]) -> T:
+        """Return the result of a flow."""
+        return drive(flow, reject_awaitable)
+
+    def check(self, exchange: Exchange, budgets: Sequence[Budget], route: str = DEFAULT) -> Refusal | None:
+        """See `Exchange.check`."""
+        return drive(exchange.check(budgets, route), reject_awaitable)
+
+    def reset(self, key: str, name: str = DEFAULT, *, limits: Quotas | None = None) -> None:
+        """Forget what a key used: ``reset("ip:203.0.113.9")``.
+
+        Args:
+            key: what a key function returned, or the caller: ``user:42``, ``apikey:reporting``, ``ip:203.0.113.9``.
+            name: of a budget, or of a route, such as ``GET:/items/{item}``; with rules, the id of one, or all of them.
+            limits: the quotas, for a budget of routes.
+        """
+        self._reset(key, name, limits)
+
+    def close(self) -> None:
+        """Close the engines and stores that it opened."""
+        for engine in self._opened():
+            engine.close()
+
+
+class AsyncRequestLimiter(LimiterBase):
+    """Limits the requests of an application in an event loop, which it never blocks."""
+
+    is_async = True
+
+    async def run(self, flow: Flow[T]) -> T:
+        """Return the result of a flow."""
+        return await drive_async(flow, resolve)
+
+    def check(
+        self, exchange: Exchange, budgets: Sequence[Budget], route: str = DEFAULT
+    ) -> Coroutine[Any, Any, Refusal | None]:
+        """See `Exchange.check`."""
+        return drive_async(exchange.check(budgets, route), resolve)
+
+    async def reset(self, key: str, name: str = DEFAULT, *, limits: Quotas | None = None) -> None:
+        """See `RequestLimiter.reset`."""
+        await resolve(self._reset(key, name, limits))
+
+    async def close(self) -> None:
+        """Close the engines and stores that it opened."""
+        for engine in self._opened():
+            await resolve(engine.close())
+
+
+def _budgets(settings: LimiterSettings) -> Sequence[Budget]:
+    """Return the budgets for all routes."""
+    limits: Any = settings.get("limits")
+    terms: Any = {name: value for name, value in settings.items() if name in _TERMS}
+    given = [limits] if isinstance(limits, Budget) else limits
+    if isinstance(given, Sequence) and any(isinstance(each, Budget) for each in given):
+        if terms or not all(isinstance(each, Budget) for each in given):
+            raise InvalidSettings("do not mix budgets with quotas, or with settings such as cost: each has its own")
+        return given
+    if settings.get("rules") is not None or settings.get("engine") is not None:
+        return [Budget(rule="", **terms)]
+    return [Budget(limits=limits, name=DEFAULT, **terms)] if limits is not None else []
+
+
+def reject_awaitable(value: T) -> T:
+    """Return a function's result. Raises UsageError if it is awaitable, since that would always be true."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise UsageError(f"{short(value)} must be awaited, and this application is synchronous: return its result")
+    return value
+
+
+async def resolve(value: Any) -> Any:
+    """Return a result, awaited if necessary."""
+    return await value if inspect.isawaitable(value) else value
