@@ -57,8 +57,8 @@ def test_seconds_may_have_fractions() -> None:
     [
         (["--http-port", "x"], {}, "--http-port must be a number"),
         ([], {"HEADGATE_HTTP_PORT": "tcp://10.0.0.1:80"}, "HEADGATE_HTTP_PORT must be a number"),
-        (["--http-port", "-1"], {}, "--http-port: a whole number from 0"),
-        ([], {"HEADGATE_WORKERS": "2"}, "HEADGATE_WORKERS: 2 workers need a store that they share"),
+        (["--http-port", "-1"], {}, "--http-port: must be a whole number from 0"),
+        ([], {"HEADGATE_WORKERS": "2"}, "HEADGATE_WORKERS: 2 workers need a shared store"),
         (["--log-access", "maybe"], {}, "--log-access must be on or off"),
         (["--drain-seconds", "soon"], {}, "--drain-seconds must be a number"),
         (["--http-port", "7"], {"HEADGATE_GRPC_PORT": "7"}, "HEADGATE_GRPC_PORT: HTTP has port 7 already"),

@@ -157,7 +157,7 @@ def test_a_service_that_knows_its_callers_is_asked_with_key_and_certificate(
         client.ready()
     for key in ("", "another key"):
         with Client(address(found, scheme), timeout=30, **{**identity, "caller_key": key}) as client:
-            with pytest.raises(CallerRefused, match=r"who asks is not known: send Authorization: Bearer KEY"):
+            with pytest.raises(CallerRefused, match=r"the caller is unknown: send Authorization: Bearer KEY"):
                 client.check(ORDER)
             with pytest.raises(CallerRefused):
                 client.explain(ORDER)

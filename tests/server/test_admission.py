@@ -212,13 +212,13 @@ def test_whose_keys_were_accepted_is_noted_again_after_somebody_took_note() -> N
     connection = admission.admission(NOBODY)
     for _ in range(2):
         assert entered(connection, CHECK, [(b"x-api-key", b"b" * 40)]) is not None
-        assert admission.asked == set()
+        assert admission.accepted_callers == set()
         assert entered(connection, CHECK, [(b"x-api-key", b"a" * 40)]) is None
         assert entered(connection, CHECK, [(b"x-api-key", b"a" * 40)]) is None
-        assert admission.asked == {"edge"}
-        admission.asked.clear()
+        assert admission.accepted_callers == {"edge"}
+        admission.accepted_callers.clear()
     assert entered(connection, CHECK, [(b"x-api-key", b"a" * 40)]) is None
-    assert admission.asked == {"edge"}
+    assert admission.accepted_callers == {"edge"}
 
 
 def test_keys_that_are_replaced_count_at_once() -> None:

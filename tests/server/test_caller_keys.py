@@ -40,12 +40,12 @@ def test_two_credentials_are_none(keys: CallerKeys) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("edge secret-key-in-plain", ":1: a line is NAME"),
-        (f"\nedge {'0' * 63}", ":2: a line is NAME"),
-        (f"edge one {'0' * 64}", ":1: a line is NAME"),
+        ("edge secret-key-in-plain", ":1: each line must be NAME"),
+        (f"\nedge {'0' * 63}", ":2: each line must be NAME"),
+        (f"edge one {'0' * 64}", ":1: each line must be NAME"),
         (f"a {'0' * 64}\nb {'0' * 64}", ":2: the same key"),
         ("# nobody", "nobody could ask"),
-        ("\x00\x01", "a line is NAME"),
+        ("\x00\x01", "each line must be NAME"),
         ("x" * 1_100_000, "more than"),
     ],
 )

@@ -16,8 +16,8 @@ import pytest
 from headgate.core.errors import UsageError
 from headgate.live import Live
 from headgate.policy.envoy import Descriptor
-from headgate.server.clients import noted
 from headgate.server.configuration import Configuration, live_identity
+from headgate.server.proxied_clients import log_reasons
 from headgate.server.settings import Settings
 from headgate.web.apikey import digest
 from headgate.web.identity import Identifier
@@ -260,12 +260,12 @@ def test_why_a_credential_proves_nothing_is_told_to_those_who_look_for_it(
     identifier, lines = identity(tmp_path, KINDS["identity"].written(2)).value, [(b"x-api-key", b"1")]
     assert identifier.addresses.source == "x-forwarded-for"
     with caplog.at_level(logging.INFO, "headgate.server"):
-        noted(identifier.identify("192.0.2.1", lines, 0))
+        log_reasons(identifier.identify("192.0.2.1", lines, 0))
     assert not caplog.records
     with caplog.at_level(logging.DEBUG, "headgate.server"):
-        noted(identifier.identify("192.0.2.1", lines, 0))
-        noted(identifier.identify("192.0.2.1", [], 0))
-    assert [record.getMessage() for record in caplog.records] == ["a client's apikey proves nothing: unknown key"]
+        log_reasons(identifier.identify("192.0.2.1", lines, 0))
+        log_reasons(identifier.identify("192.0.2.1", [], 0))
+    assert [record.getMessage() for record in caplog.records] == ["a client's apikey is not accepted: unknown key"]
 
 
 @pytest.mark.parametrize(

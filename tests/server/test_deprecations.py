@@ -67,7 +67,7 @@ def test_without_any_a_handler_is_left_as_it_is() -> None:
         ),
         (
             "version: 1\ndeprecations:\n" + "  - {path: /a, deprecated: 2027-01-01T00:00:00Z}\n" * 2,
-            "/a is in the list twice",
+            "/a is listed twice",
         ),
         (
             'version: 1\ndeprecations: [{path: /a, deprecated: 2027-01-01T00:00:00Z, link: "https://x/> a"}]',

@@ -35,7 +35,7 @@ def test_any_free_port_is_the_same_for_all_workers() -> None:
 def test_a_port_in_use_is_refused_even_where_it_could_be_shared(count: int, others: int) -> None:
     port = listen("grpc", "127.0.0.1", 0, others)
     try:
-        with pytest.raises(UsageError, match=r"another program does.*--grpc-port"):
+        with pytest.raises(UsageError, match=r"another program listens.*--grpc-port"):
             listen("grpc", "127.0.0.1", port.number, count)
     finally:
         port.close()
@@ -146,7 +146,7 @@ def test_as_many_files_are_allowed_as_connections_need(
 def test_where_that_cannot_be_there_are_fewer_connections_and_the_log_says_so() -> None:
     found, logged = room(300, 400, 500)
     assert found == [272, 400]
-    assert "272 connections at most, not 500: this process may open 400 files only (ulimit -n)" in logged
+    assert "272 connections at most, not 500: this process may open only 400 files (ulimit -n)" in logged
 
 
 def test_there_is_always_room_for_one() -> None:

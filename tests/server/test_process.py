@@ -16,7 +16,7 @@ from tests.server.serving import RULES, serving
 
 def test_whoever_is_cancelled_while_it_waits_leaves_nothing_behind() -> None:
     async def left() -> int:
-        task = asyncio.create_task(process._done_before(asyncio.Event(), asyncio.Event().wait()))
+        task = asyncio.create_task(process._run_unless(asyncio.Event(), asyncio.Event().wait()))
         await asyncio.sleep(0)  # it begins, and waits
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -92,7 +92,7 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from headgate.gateway.bootstrap import resources_of  # noqa: PLC0415
     from headgate.gateway.envoy import validate  # noqa: PLC0415  see above
     from headgate.gateway.loading import load_gateway  # noqa: PLC0415
-    from headgate.server.folders import private_folder  # noqa: PLC0415
+    from headgate.server.private_folder import private_folder  # noqa: PLC0415
     from headgate.stores import open_store  # noqa: PLC0415
 
     gateway = load_gateway(arguments.file, store=_store())

@@ -18,8 +18,8 @@ from headgate.core.errors import StoreError
 from headgate.core.numbers import printable
 from headgate.observe import logs
 from headgate.server import process
-from headgate.server.folders import private_folder
 from headgate.server.ports import Port, examine, listen
+from headgate.server.private_folder import private_folder
 from headgate.server.settings import LOG_FORMATS, Settings
 from headgate.server.supervisor import CannotStart, Supervisor
 from headgate.stores import open_store

@@ -48,8 +48,8 @@ from headgate.gateway.model import Gateway, GatewayListener
 from headgate.gateway.pages import Pages
 from headgate.live import FileSource, Live
 from headgate.policy.snapshot import snapshot_folder
-from headgate.server.folders import private_folder
 from headgate.server.ports import examine, listen_at
+from headgate.server.private_folder import private_folder
 from headgate.server.process import Shutdown, handle_signals, log_announcement
 from headgate.server.settings import Settings
 from headgate.server.supervisor import Supervisor

@@ -162,15 +162,15 @@ _PROBLEMS = {
     400: ("The request cannot be understood.", "the body has an unknown member 'endpont'"),
     401: (
         "The service asks callers for a key, and this is none of them.",
-        "who asks is not known: send Authorization: Bearer KEY, or X-Api-Key: KEY",
+        "the caller is unknown: send Authorization: Bearer KEY, or X-Api-Key: KEY",
     ),
     403: ("The client is on the deny list, or the proxy is not trusted.", "This client is not admitted."),
-    405: ("The path has another method.", "/api/v1/rate-limit/check is asked with POST, not with GET"),
+    405: ("The path has another method.", "/api/v1/rate-limit/check accepts POST, not GET"),
     413: ("The body is too large.", "the body has more than 131072 bytes"),
     429: ("The quota is exceeded.", "orders-user allows 100/minute. Retry in 12 s."),
     503: (
         "The node protects itself, or the store is unavailable and this needs it.",
-        "this node has too much in flight: try again, or elsewhere",
+        "this node has too many requests in flight: try again, or use another node",
     ),
 }
 _OPEN = (405, 413)

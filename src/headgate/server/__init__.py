@@ -1,5 +1,5 @@
 """The decision plane: a service that answers checks over HTTP, gRPC and Envoy's rate limit protocol.
 
-From the wire up, one subject each: `wire`, the protocols; `api`, what is asked over HTTP; `rpc`, over gRPC; `rls` and
-`authz`, by Envoy; `decisions`, the only way from there to the engine of rules.
+From the bottom up: `wire` has the protocols; `api` the requests over HTTP, `rpc` those over gRPC, `rls` and `authz`
+those of Envoy; all of them reach the engine of rules through `decisions`.
 """

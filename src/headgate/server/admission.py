@@ -1,17 +1,16 @@
-"""Which requests a node admits: its own protection, and keys of callers.
+"""Admission: a node's protection against overload, and the keys of callers.
 
-*   **A ceiling of requests per second**, a token bucket. For a second after it was empty, each connection gets its
-    share of the tokens and no more, so that a flood does not make the node refuse its other callers. A batch needs as
-    many tokens as it has checks, at once, or it is refused. They are charged to its connection, which is admitted again
-    when its share has made up for them.
-*   **A bound of requests in flight**. From three quarters of it on, a connection that has more than its share (the
-    bound over the connections that have something in flight) is refused first.
-*   **A bound of long-lived calls**, such as watching the node's health. They are counted apart, since they may last for
-    any time: a tenth as many may be open, of which a connection may have a tenth.
-*   **Keys of callers**, of a file or of the admin plane, if they are required: see `CallerKeys`.
+*   **A ceiling of requests per second**, a token bucket. For a second after it ran empty, each connection gets only its
+    share of the tokens, so that a flood does not make the node refuse other callers. A batch takes as many tokens as it
+    has checks, all or none, charged to its connection: that is admitted again when its share has covered them.
+*   **A bound on requests in flight**. From three quarters of it on, a connection that exceeds its share (the bound
+    divided by the connections with requests in flight) is refused first.
+*   **A bound on long-lived calls**, such as watching the node's health. They are counted separately, since they may
+    last: a tenth as many may be open, and a connection may have a tenth of these.
+*   **Keys of callers**, from a file or the admin plane, if they are required: see `CallerKeys`.
 
-Requests for health, readiness and metrics are always admitted: a node that is busy is not dead. The API reference needs
-no key, but is limited as all else.
+Health, readiness and metrics are always admitted: a busy node is not a dead one. The API reference needs no key, but
+counts against the limits.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ EXEMPT: Final = frozenset(
 )
 _KEYLESS: Final = frozenset({path.encode() for path in REFERENCE})
 CALLER_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
-"""Where callers send their keys."""
+"""Headers in which callers send their keys."""
 _LOG = logging.getLogger("headgate.server")
 _LOG_EVERY = 10.0
-"""Seconds between messages about requests that are refused: once for a flood."""
+"""Seconds between log messages about refused requests."""
 
 
 def _busy(detail: str) -> NotAdmitted:
@@ -55,30 +54,30 @@ def _busy(detail: str) -> NotAdmitted:
     return NotAdmitted(503, StatusCode.RESOURCE_EXHAUSTED, detail, (retry_after,), (pushback,))
 
 
-TOO_FAST: Final = _busy("this node is asked more often than it may be: try again, or elsewhere")
-TOO_MUCH: Final = _busy("this node has too much in flight: try again, or elsewhere")
-UNFAIR: Final = _busy("this connection has more than its share of what is in flight: try again later")
-TOO_MANY_STREAMS: Final = _busy("there are too many calls that last: try again, or elsewhere")
+TOO_FAST: Final = _busy("this node receives more requests per second than it accepts: try again, or use another node")
+TOO_MUCH: Final = _busy("this node has too many requests in flight: try again, or use another node")
+UNFAIR: Final = _busy("this connection has more than its share of the requests in flight: try again later")
+TOO_MANY_STREAMS: Final = _busy("this node has too many long-lived calls open: try again, or use another node")
 UNKNOWN_CALLER: Final = NotAdmitted(
     401,
     StatusCode.UNAUTHENTICATED,
-    "who asks is not known: send Authorization: Bearer KEY, or X-Api-Key: KEY",
+    "the caller is unknown: send Authorization: Bearer KEY, or X-Api-Key: KEY",
     ((b"www-authenticate", b'Bearer realm="headgate"'),),
 )
 _TOO_LARGE = (
-    "this node lets in at most {} checks at once, a tenth of its ceiling: send fewer together, or raise "
+    "this node accepts at most {} checks at once, a tenth of its ceiling: send fewer together, or raise "
     "--max-checks-per-second"
 )
 
 
 class AdmissionController:
-    """Decides which requests are admitted. One for each process.
+    """Decides which requests a process admits.
 
     Args:
-        per_second: requests that it admits; 0 for any number.
-        in_flight: at once.
-        keys: returns the keys that are accepted now; None to require no key.
-        shed: called with the path of each request that is refused to protect the node.
+        per_second: requests admitted per second; 0 for no limit.
+        in_flight: requests in flight at once.
+        keys: returns the keys accepted now; None to require no key.
+        shed: called with the path of each request refused because of overload.
         clock: of the ceiling, for tests.
     """
 
@@ -92,28 +91,27 @@ class AdmissionController:
         clock: Clock | None = None,
     ) -> None:
         self.keys = keys
-        self.asked: set[str] = set()
-        """Names of callers whose keys were accepted; whoever records them clears it."""
+        self.accepted_callers: set[str] = set()
+        """Names of callers whose keys were accepted; the reader clears it."""
         self.bucket, self.shares = TokenBucket(per_second, clock), FairShare(per_second)
         self.in_flight, self.streams = Bound(in_flight), Bound(max(10, in_flight // 10))
         self._ticks = (clock or SystemClock()).ticks
         self._connections: WeakValueDictionary[int, ConnectionAdmission] = WeakValueDictionary()
-        """By the identity of their peers, each of which lives as long as its connection."""
+        """By the id of their peers, each of which lives as long as its connection."""
         self._shed = shed
         self._refused, self._log_at = 0, 0.0
 
     def admission(self, peer: Peer) -> ConnectionAdmission:
-        """Return the admission of a new connection."""
         connection = self._connections[id(peer)] = ConnectionAdmission(self, peer)
         return connection
 
     def admit_more(self, requests: int, peer: Peer) -> NotAdmitted | None:
-        """Take tokens for the further checks of a batch, or return why not."""
+        """Take tokens for the further checks of a batch, or return a refusal."""
         bucket = self.bucket
         if not bucket.per_second or requests <= 0:
             return None
         refusal = None
-        if requests >= bucket.burst:  # the first is paid for, and may be all that there ever is
+        if requests >= bucket.burst:  # the first check has its token already
             refusal = NotAdmitted(413, StatusCode.RESOURCE_EXHAUSTED, _TOO_LARGE.format(bucket.burst))
         elif not self._take(requests):
             refusal = TOO_FAST
@@ -124,11 +122,10 @@ class AdmissionController:
         return refusal
 
     def admit_descriptors(self, requests: int, peer: Peer) -> NotAdmitted | None:
-        """Do the same for descriptors, which cannot be split: they count as what could be admitted at once at most."""
+        """Take tokens for descriptors: they cannot be split, so they cost at most what can be admitted at once."""
         return self.admit_more(min(requests, self.bucket.burst - 1), peer)
 
     def admit(self, connection: ConnectionAdmission, path: bytes, headers: Headers) -> NotAdmitted | None:
-        """Admit a request, or return why not."""
         if path in EXEMPT:
             return None
         if self.keys is not None and not connection.is_known(self.keys(), headers) and path not in _KEYLESS:
@@ -140,7 +137,6 @@ class AdmissionController:
         return None if self._take_share(connection.usage) else self._refuse(path, TOO_FAST)
 
     def admit_stream(self, connection: ConnectionAdmission, path: bytes, headers: Headers) -> NotAdmitted | None:
-        """Admit a long-lived call, or return why not."""
         is_exempt = path in EXEMPT
         if not is_exempt and self.keys is not None and not connection.is_known(self.keys(), headers):
             return UNKNOWN_CALLER
@@ -156,7 +152,7 @@ class AdmissionController:
         return False
 
     def _take_share(self, usage: Usage) -> bool:
-        """Take a token for a connection, of its share while tokens are scarce."""
+        """Take one token: while tokens are scarce, from the connection's share."""
         if not self.shares.scarce_until:
             return self._take(1)
         now = self._ticks()
@@ -171,7 +167,6 @@ class AdmissionController:
         return refusal
 
     def _log(self, refusal: NotAdmitted) -> None:
-        """Log refusals, once for a flood."""
         self._refused += 1
         now = monotonic()
         if now >= self._log_at:
@@ -180,7 +175,7 @@ class AdmissionController:
 
 
 class ConnectionAdmission:
-    """The `Admission` of one connection: what it has open, what it took, and whose key it sent last."""
+    """The `Admission` of one connection: its open requests, its tokens, and its last accepted key."""
 
     __slots__ = (
         "__weakref__",
@@ -196,14 +191,14 @@ class ConnectionAdmission:
 
     def __init__(self, controller: AdmissionController, peer: Peer = NOBODY) -> None:
         self._controller = controller
-        self._peer = peer  # while this lives, no other peer has its identity
+        self._peer = peer  # keeps its id from being reused
         self.in_flight = self.streams = 0
         self.usage = Usage()
-        self._caller, self._credential = "", b""  # accepted last, by these keys
+        self._caller, self._credential = "", b""  # accepted last, with these keys
         self._keys: CallerKeys | None = None
 
     def admit(self, path: bytes, headers: Headers) -> NotAdmitted | None:
-        """See `Admission`. What no limit is near to is admitted at once."""
+        """Admit at once if no limit is near; otherwise, let the controller decide."""
         all_ = self._controller
         in_flight = all_.in_flight
         if (
@@ -216,33 +211,29 @@ class ConnectionAdmission:
         return all_.admit(self, path, headers)
 
     def hold(self) -> None:
-        """See `Admission`."""
         self.in_flight = self._controller.in_flight.open(self.in_flight)
 
     def release(self) -> None:
-        """See `Admission`."""
         self.in_flight = self._controller.in_flight.close(self.in_flight)
 
     def admit_stream(self, path: bytes, headers: Headers) -> NotAdmitted | None:
-        """See `Admission`."""
         refusal = self._controller.admit_stream(self, path, headers)
         if refusal is None:
             self.streams = self._controller.streams.open(self.streams)
         return refusal
 
     def release_stream(self) -> None:
-        """See `Admission`."""
         self.streams = self._controller.streams.close(self.streams)
 
     def is_known(self, keys: CallerKeys, headers: Headers) -> bool:
-        """Return whether the request has a key; one that was accepted on this connection is not hashed again."""
+        """Return whether the request has an accepted key; the last one on this connection is not hashed again."""
         if self._credential and self._keys is keys:
             sent = [value for name, value in headers if name in CALLER_HEADERS]
             if len(sent) == 1 and hmac.compare_digest(sent[0], self._credential):
-                self._controller.asked.add(self._caller)
+                self._controller.accepted_callers.add(self._caller)
                 return True
         self._caller, self._credential = keys.caller(headers)
         self._keys = keys
         if self._caller:
-            self._controller.asked.add(self._caller)
+            self._controller.accepted_callers.add(self._caller)
         return bool(self._caller)

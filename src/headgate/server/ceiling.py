@@ -1,6 +1,6 @@
-"""The arithmetic of a node's own protection: a token bucket, fair shares of it, and a bound that is shared fairly.
+"""The arithmetic of admission: a token bucket, fair shares of it, and a bound with fair shares.
 
-None of them knows of connections or requests, or reads a clock but for the bucket: each is a few integers.
+They are plain integers, and know nothing of connections or requests; only the bucket reads a clock.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from headgate.core.quota import SECOND, Quota
 from headgate.stores.memory import MemoryStore
 
 _SCARCE_US = SECOND
-"""How long shares count after the bucket was empty."""
+"""How long shares apply after the bucket ran empty."""
 _SLICE_US = SECOND // 10
-"""How often the number of sharers is counted anew."""
+"""How often the sharers are counted again."""
 _SLACK_US = SECOND // 100
-"""How far a share is ahead of time."""
+"""How far a share may run ahead of time."""
 
 
 class TokenBucket:
-    """So many tokens per second, a tenth of them at once; 0 for any number.
+    """`per_second` tokens per second, a tenth of them at once; 0 for no limit.
 
-    It is a limit of our own core, from which tokens are taken in handfuls, so that most requests cost a subtraction.
+    It takes tokens from a limit of the core in batches, so that most requests cost one subtraction.
     """
 
-    __slots__ = ("_check", "_handful", "_tokens", "burst", "per_second")
+    __slots__ = ("_batch", "_check", "_tokens", "burst", "per_second")
 
     def __init__(self, per_second: int, clock: Clock | None = None) -> None:
         self.per_second, self.burst = per_second, max(1, per_second // 10)
-        self._tokens, self._handful = 0, max(1, min(1000, per_second // 1000))
+        self._tokens, self._batch = 0, max(1, min(1000, per_second // 1000))
         if per_second:
             quota = Quota(per_second, SECOND, self.burst - per_second)
             self._check = MemoryStore(clock=clock).bind(Family("node", [quota]))
@@ -41,7 +41,7 @@ class TokenBucket:
         if missing > 0:
             if not self.per_second:
                 return True
-            wanted = missing if count > 1 else self._handful
+            wanted = missing if count > 1 else self._batch
             if not self._check("node", wanted).allowed:
                 return False
             self._tokens += wanted
@@ -51,17 +51,17 @@ class TokenBucket:
 
 @dataclass(slots=True, eq=False)
 class Usage:
-    """What one connection took of a `FairShare`."""
+    """The tokens that one connection took of a `FairShare`."""
 
     taken: int = 0
-    """Tokens that its share has not made up for, at `made_up_at` in microseconds."""
+    """Tokens that its share had not covered at `made_up_at`, in microseconds."""
     made_up_at: int = 0
     slice: int = -1
-    """The last slice of time in which it took part."""
+    """The last slice of time in which it was a sharer."""
 
 
 class FairShare:
-    """Divides tokens per second evenly among the connections that ask, for a second after they ran out."""
+    """Divides tokens per second evenly among the active connections, for a second after they ran out."""
 
     __slots__ = ("_per_second", "_sharers", "_sharers_before", "_slice", "_sliced_at", "scarce_until")
 
@@ -70,14 +70,14 @@ class FairShare:
         self.scarce_until = 0
         """In microseconds; 0 while tokens are not scarce."""
         self._slice = self._sliced_at = 0
-        self._sharers = self._sharers_before = 0  # in this slice, and in the one before
+        self._sharers = self._sharers_before = 0  # in this slice, and in the previous one
 
     def ran_out(self, now: int) -> None:
-        """Note that there were too few tokens: shares count from now on."""
+        """Apply shares from now on, since there were too few tokens."""
         self.scarce_until = now + _SCARCE_US
 
     def may(self, usage: Usage, now: int) -> bool:
-        """Return whether a connection may take a token, as far as the others are concerned."""
+        """Return whether the connection's share allows another token."""
         if now >= self.scarce_until:
             self.scarce_until = 0
             return True
@@ -85,12 +85,12 @@ class FairShare:
         return usage.taken <= self._share(now - self._sliced_at + _SLACK_US)
 
     def charge(self, usage: Usage, count: int, now: int) -> None:
-        """Note how many tokens a connection took. They may be more than its share: it is let in again later."""
+        """Charge tokens to a connection, which may exceed its share: it is admitted again later."""
         self._settle(usage, now)
         usage.taken += count
 
     def _settle(self, usage: Usage, now: int) -> None:
-        """Count a connection as a sharer, and forget what it took as far as its share has made up for it."""
+        """Count a connection as a sharer, and subtract what its share has covered since."""
         if now - self._sliced_at >= _SLICE_US:
             self._slice, self._sliced_at = self._slice + 1, now
             self._sharers, self._sharers_before = 0, self._sharers
@@ -101,33 +101,33 @@ class FairShare:
         self._sharers += 1
 
     def _share(self, us: int) -> int:
-        """Return how many tokens are one connection's share of those that come in so many microseconds."""
+        """Return one connection's share of the tokens of so many microseconds."""
         return self._per_second * us // SECOND // max(self._sharers, self._sharers_before, 1)
 
 
 class Bound:
-    """How many may be open at once, over all connections. Connections keep their own number, and hand it in."""
+    """A bound on open requests over all connections. Each connection keeps its own number, and passes it in."""
 
     __slots__ = ("busy", "crowded", "most", "total")
 
     def __init__(self, most: int) -> None:
         self.most, self.crowded = most, most - most // 4
-        """From three quarters on, shares count."""
+        """Shares apply from three quarters on."""
         self.total = self.busy = 0
-        """Open ones, and connections that have any."""
+        """Open requests, and connections that have any."""
 
     def is_over_share(self, mine: int) -> bool:
-        """Return whether a connection with so many has its share already, and the bound is nearly reached."""
+        """Return whether a connection with `mine` open requests has its share, while the bound is nearly reached."""
         return self.total >= self.crowded and mine >= max(1, self.most // max(1, self.busy))
 
     def open(self, mine: int) -> int:
-        """Count one more of a connection that had so many; returns how many it has."""
+        """Count one more for a connection that has `mine`; returns its new number."""
         self.total += 1
         self.busy += not mine
         return mine + 1
 
     def close(self, mine: int) -> int:
-        """Count one less; returns how many the connection has left."""
+        """Count one less; returns the connection's new number."""
         self.total -= 1
         self.busy -= mine == 1
         return mine - 1

@@ -1,7 +1,6 @@
-"""What a service reads from files, by its settings: rules, descriptors, identity, caller keys and certificates.
+"""The files of a service: rules, descriptors, identity, caller keys and certificates.
 
-Each of them follows its files while the service runs, by itself and, at once, when it is told to look again: see
-`headgate.live`.
+Each is followed while the service runs, and read again at once on `reload`: see `headgate.live`.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from headgate.policy.loading import text_of
 from headgate.policy.model import Ruleset
 from headgate.policy.snapshot import SnapshotSource, snapshot_folder
 from headgate.server.caller_keys import CallerKeys
-from headgate.server.clients import LOOPBACK
 from headgate.server.deprecations import load_deprecations
 from headgate.server.identity.loading import FORWARDED_FOR, load_identity
+from headgate.server.proxied_clients import LOOPBACK
 from headgate.server.settings import KEYS_OF_DATABASE, Settings
 from headgate.server.wire.tls import Tls, TlsFiles
 from headgate.web.address import AddressReader
@@ -32,36 +31,32 @@ from headgate.web.deprecation import Deprecations
 from headgate.web.identity import Identifier
 
 _KEYS_EVERY = 0.2
-"""Seconds between two looks at the keys of a database: what is revoked there is refused within a second."""
+"""Seconds between reads of the database's keys: a revoked key is refused within a second."""
 F = TypeVar("F")
 T = TypeVar("T")
 EXAMPLE = Path(__file__).with_name("example-rules.yaml")
-"""Rules for those who have none yet."""
+"""Rules for a first start without any."""
 
 
 class Configuration:
-    """All files of a service, and what is in force of them.
-
-    Raises:
-        UsageError: one of them cannot be used; it says which, and why.
-    """
+    """All files of a service, and their contents in force. Raises UsageError, which names the file and the reason."""
 
     def __init__(self, settings: Settings) -> None:
         self.tls = _tls(settings)
         self._identity = live_identity(settings)
         self._usual = usual_identifier(settings)
         self.deprecations = deprecations_of(settings)
-        """Paths that are going to go; read once."""
+        """Deprecated paths; read once."""
         rules = rules_of(settings)
         self.rules = LivePolicy(rules, enforcing=settings.enforcement)
         self.snapshot = rules if isinstance(rules, SnapshotSource) else None
-        """Where the rules of a database are kept, if they come from one."""
+        """The local copy of a database's rules, if they come from one."""
         self.descriptors: LiveDescriptors | None = None
-        """The trees that answer Envoy, if any."""
+        """The descriptor trees for Envoy, if any."""
         if settings.envoy_config:
             self.descriptors = LiveDescriptors(settings.envoy_config, merge_domains=settings.envoy_merge_domains)
         self.callers: Live[CallerKeys] | None = None
-        """Who may ask; None for everybody."""
+        """The keys of callers; None if none are required."""
         if settings.caller_keys:
             self.callers = Live(
                 caller_source(settings), lambda keys, _: keys, what="caller keys", every=_keys_every(settings)
@@ -74,30 +69,29 @@ class Configuration:
             "certificates": None if self.tls is None else self.tls.live,
         }
         self.lives = {name: live for name, live in found.items() if live is not None}
-        """All that may change, by what it is called in metrics."""
+        """All that can change, by its name in metrics."""
 
     def identifier(self) -> Identifier:
-        """Return what identifies the clients of proxies now."""
+        """Return the present identifier of proxies' clients."""
         return self._usual if self._identity is None else self._identity.value
 
     def start(self) -> None:
-        """Follow all files from now on."""
+        """Follow all files."""
         for live in self.lives.values():
             live.start()
 
     def reload(self) -> None:
-        """Read all files now. What is wrong is logged, and what was in force stays. It may block."""
+        """Read all files now; it may block. Errors are logged, and the previous contents stay in force."""
         for live in self.lives.values():
             live.reload()
 
     def close(self) -> None:
-        """Stop following the files."""
         for live in self.lives.values():
             live.close()
 
 
 def rules_of(settings: Settings) -> Source[Ruleset]:
-    """Return where the rules come from: the example only where there is nothing else to decide by."""
+    """Return the source of the rules: the example only if there are neither rules nor descriptors."""
     if settings.rules:
         return rules_file(settings.rules)
     if settings.database:
@@ -106,60 +100,60 @@ def rules_of(settings: Settings) -> Source[Ruleset]:
 
 
 class WithKeys(Generic[F, T]):
-    """What a file has and the keys of a database, either or both, followed as one source.
+    """A file and the keys of a database, either or both, followed as one source.
 
     Args:
-        file: the file, if there is one.
+        file: the file, if any.
         shared: the keys, if there is a database.
-        together: makes one value of both.
+        combine: makes one value of both.
     """
 
     def __init__(
         self,
         file: FileSource[F] | None,
         shared: KeySource | None,
-        together: Callable[[F | None, tuple[SharedKey, ...]], T],
+        combine: Callable[[F | None, tuple[SharedKey, ...]], T],
     ) -> None:
-        self._file, self._shared, self._together = file, shared, together
+        self._file, self._shared, self._combine = file, shared, combine
         self.name = " and ".join(source.name for source in (file, shared) if source) or KEYS_OF_DATABASE
         self._of_file: F | None = None
         self._keys: tuple[SharedKey, ...] = ()
         self._is_new = False
-        """Whether something was not returned yet: a file that is wrong keeps no key of the database in force."""
+        """Whether there is a change to return: an invalid file must not keep revoked keys in force."""
 
     def read(self) -> T:
-        """Return all that counts now. Raises UsageError, OSError."""
+        """Return the present value. Raises UsageError, OSError."""
         if self._shared:
             self._keys, self._is_new = self._shared.read(), True
         if self._file:
             self._of_file = self._file.read()
-        return self._made()
+        return self._combined()
 
     def changed(self) -> T | None:
-        """Return it if it is other than before. Raises UsageError, OSError."""
+        """Return the value if it changed. Raises UsageError, OSError."""
         shared = self._shared.changed() if self._shared else None
         if shared is not None:
             self._keys, self._is_new = shared, True
         file = self._file.changed() if self._file else None
         if file is not None:
             self._of_file, self._is_new = file, True
-        return self._made() if self._is_new else None
+        return self._combined() if self._is_new else None
 
-    def _made(self) -> T:
+    def _combined(self) -> T:
         self._is_new = False
-        return self._together(self._of_file, self._keys)
+        return self._combine(self._of_file, self._keys)
 
 
 def caller_source(settings: Settings) -> WithKeys[CallerKeys, CallerKeys]:
-    """Return the source of callers' keys: a file, the database, or both."""
+    """Return the source of caller keys: a file, the database, or both."""
     file: FileSource[CallerKeys] | None = None
     if settings.caller_keys != KEYS_OF_DATABASE:
         file = FileSource(settings.caller_keys, lambda path: CallerKeys.parse(text_of(path), str(path)))
 
-    def together(of_file: CallerKeys | None, shared: tuple[SharedKey, ...]) -> CallerKeys:
+    def combine(of_file: CallerKeys | None, shared: tuple[SharedKey, ...]) -> CallerKeys:
         return CallerKeys({key.digest: Holder(key.id) for key in shared} | dict(of_file.known if of_file else {}))
 
-    return WithKeys(file, _key_source(settings), together)
+    return WithKeys(file, _key_source(settings), combine)
 
 
 def _key_source(settings: Settings, *file: str) -> KeySource | None:
@@ -168,19 +162,19 @@ def _key_source(settings: Settings, *file: str) -> KeySource | None:
 
 
 def _keys_every(settings: Settings) -> float:
-    """Return how often keys are looked at, in seconds."""
+    """Return how often keys are read, in seconds."""
     return _KEYS_EVERY if settings.database or settings.consumers else EVERY
 
 
 def deprecations_of(settings: Settings) -> Deprecations:
-    """Return which paths of the HTTP APIs are going to go. Raises InvalidRules."""
+    """Return the deprecated paths of the HTTP APIs. Raises InvalidRules."""
     return load_deprecations(settings.deprecations) if settings.deprecations else Deprecations()
 
 
 def usual_identifier(settings: Settings) -> Identifier:
-    """Return what identifies clients where no file says how: by address, and by keys of the database's consumers.
+    """Return the identifier without a file: by address, and by keys of the database's consumers.
 
-    Where callers send keys themselves, in the same headers, a file has to say where clients send theirs.
+    If callers must send keys, which come in the same headers, only a file can say where clients send theirs.
     """
     addresses = AddressReader(FORWARDED_FOR, trusted=settings.trusted_proxies or LOOPBACK)
     has_consumers = settings.database and not settings.caller_keys
@@ -188,9 +182,9 @@ def usual_identifier(settings: Settings) -> Identifier:
 
 
 def live_identity(settings: Settings) -> Live[Identifier] | None:
-    """Return what identifies clients of proxies: a file, as may change the files of keys that it names, and consumers.
+    """Return the changing identifier of proxies' clients: from a file, the key files that it names, and consumers.
 
-    None: neither has anything to say.
+    None if there is neither a file nor a consumer's key.
     """
     file: FileSource[Identifier] | None = None
     usual = usual_identifier(settings)
@@ -204,9 +198,9 @@ def live_identity(settings: Settings) -> Live[Identifier] | None:
     elif usual.api_keys is None:
         return None
 
-    held: dict[str, Holder] = {}  # those of before, since among very many only few are new
+    held: dict[str, Holder] = {}  # reused: few of very many consumers are new
 
-    def together(of_file: Identifier | None, shared: tuple[SharedKey, ...]) -> Identifier:
+    def combine(of_file: Identifier | None, shared: tuple[SharedKey, ...]) -> Identifier:
         found = of_file or usual
         if found.api_keys is None or not shared:
             return found
@@ -218,7 +212,7 @@ def live_identity(settings: Settings) -> Live[Identifier] | None:
         return replace(found, api_keys=replace(found.api_keys, known=consumers | dict(found.api_keys.known)))
 
     shared = KeySource(Path(settings.consumers), None, CONSUMERS) if settings.consumers else None
-    both = WithKeys(file, shared or _key_source(settings, CONSUMERS), together)
+    both = WithKeys(file, shared or _key_source(settings, CONSUMERS), combine)
     return Live(both, lambda identifier, _: identifier, what="identity settings", every=_keys_every(settings))
 
 
@@ -230,14 +224,14 @@ def _tls(settings: Settings) -> Tls | None:
         return Tls(TlsFiles(Path(settings.tls_cert), Path(settings.tls_key), authority))
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(filter(None, (settings.tls_cert, settings.tls_key, settings.client_ca)))
-        hint = "they are swapped" if _is_swapped(settings) else "PEM files are needed"
+        hint = "they are swapped" if _is_swapped(settings) else "they must be PEM files"
         if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
-            hint = "the key is that of another certificate"
+            hint = "the key belongs to another certificate"
         raise UsageError(f"the certificates cannot be used ({files}): {error}: {hint}") from None
 
 
 def _is_swapped(settings: Settings) -> bool:
-    """Whether the certificate is where the key should be, and the key where the certificate should."""
+    """Whether the certificate's file has the key, and the key's file the certificate."""
     try:
         certificate, key = (Path(file).read_bytes() for file in (settings.tls_cert, settings.tls_key))
     except OSError:

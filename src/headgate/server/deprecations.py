@@ -1,4 +1,4 @@
-"""Deprecations files: which paths of the HTTP APIs, of both planes, are going to go, so that their answers say so."""
+"""Deprecations files: the deprecated paths of the HTTP APIs, of both planes, and the headers that announce them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse, an
 from headgate.web.deprecation import Deprecation, Deprecations
 
 NOTICE_US = 181 * 86_400 * 1_000_000
-"""The shortest six months, from a first of January or February on."""
+"""The shortest six months: those from 1 January or 1 February."""
 _LOG = logging.getLogger("headgate.server")
 _ENTRY = Record(
     "a deprecation",
     {
         "path": Field(
             Scalar.text("a path such as /api/v1", "/[A-Za-z0-9._~/-]{0,200}", 201, numbers=False),
-            "What is going to go: this path, and all below it.",
+            "The deprecated path; it includes all paths below it.",
             required=True,
         ),
-        "deprecated": Field(moment(), "Since when, or from when on, it should not be used.", required=True),
-        "sunset": Field(moment(), "When it stops to answer."),
+        "deprecated": Field(moment(), "When it became or becomes deprecated.", required=True),
+        "sunset": Field(moment(), "When it stops working."),
         "link": Field(
             Scalar.text("an address such as https://example.com/v2", "https?://[!#-;=?-~]{1,500}", 510, numbers=False),
-            "Where it says what to do instead.",
+            "A page that describes the replacement.",
         ),
     },
 )
 FILE = Record(
     "a deprecations file",
     {
-        "version": Field(Scalar.version(1), "The version of this form: write version: 1.", required=True),
+        "version": Field(Scalar.version(1), "The version of this format: write version: 1.", required=True),
         "deprecations": Field(
             ListOf(_ENTRY, "a list such as [{path: /api/v1, deprecated: 2027-01-01T00:00:00Z}]"),
-            "What is going to go.",
+            "The deprecated paths.",
             required=True,
         ),
     },
@@ -45,7 +45,7 @@ FILE = Record(
 
 
 def load_deprecations(path: str | PathLike[str]) -> Deprecations:
-    """Return what a file says. Raises InvalidRules, with all the problems."""
+    """Load a file. Raises InvalidRules, with all its problems."""
     document = Document(text_of(path), fspath(path), "a deprecations file")
     findings = Findings(document)
     read = FILE.read(document.data, (), findings)
@@ -54,13 +54,13 @@ def load_deprecations(path: str | PathLike[str]) -> Deprecations:
         entry = Deprecation(**given)
         place = ("deprecations", index)
         if entry.path in entries:
-            findings.add((*place, "path"), f"{entry.path} is in the list twice", kind=ProblemKind.MEANING)
+            findings.add((*place, "path"), f"{entry.path} is listed twice", kind=ProblemKind.MEANING)
         if entry.sunset is not None and entry.sunset < entry.deprecated:
             wrong = "is before the path is deprecated"
-            findings.add((*place, "sunset"), wrong, "a moment after `deprecated`", kind=ProblemKind.MEANING)
+            findings.add((*place, "sunset"), wrong, "a time after `deprecated`", kind=ProblemKind.MEANING)
         elif entry.sunset is not None and entry.sunset - entry.deprecated < NOTICE_US:
             wrong = "is less than six months after the path is deprecated"
-            findings.warn((*place, "sunset"), wrong, "a later moment: clients need time to move")
+            findings.warn((*place, "sunset"), wrong, "a later time: clients need time to migrate")
         entries[entry.path] = entry
     findings.check()
     for finding in findings.warnings():
@@ -69,7 +69,7 @@ def load_deprecations(path: str | PathLike[str]) -> Deprecations:
 
 
 def announcing(handler: Handler, deprecations: Deprecations) -> Handler:
-    """Return a handler whose answers say that their path is going to go, where it is."""
+    """Return a handler that adds the headers of deprecated paths to its responses."""
     if not deprecations:
         return handler
 

@@ -1,4 +1,4 @@
-"""One process of the decision service, put together: files and store, what decides, what is asked, and the ports."""
+"""One process of the decision service: its files, its store, its engines and its ports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from headgate.server.readiness import Readiness
 from headgate.server.rls.json_form import JsonForm
 from headgate.server.rpc import ratelimiter
 from headgate.server.settings import Settings
-from headgate.server.traced import traced_handler, traced_methods
+from headgate.server.tracing import traced_handler, traced_methods
 from headgate.server.wire.grpc.calls import Methods
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.listener import Listener
@@ -47,11 +47,11 @@ from headgate.web.headers import ResponseHeaders
 _LOG = logging.getLogger("headgate.server")
 _PUBLISH_EVERY = 1.0
 COLLECTOR = (20_000, 2, 40)
-"""When the garbage collector looks for cycles, which requests do not make. First: new objects after which it looks at
-these, more than all requests in flight are made of, which are gone in a moment; to look at them again and again would
-take the time of one request in twenty. Then: how many such looks are between those at what the last few have left.
-Everything waits for each of them: with Python's own 10, tens of milliseconds where keys are new to a store in memory.
-Then: how many of these are between looks at all objects, which are as rare as by Python's own 10 and 10."""
+"""Thresholds of the garbage collector; requests make no cycles, and each collection delays all requests. First: new
+objects that start a young collection, more than all requests in flight have; a lower one takes up to a twentieth of a
+request's time. Second: young collections per middle collection; with Python's own 10, these take tens of milliseconds
+where keys are new to a memory store. Third: middle collections per full one, which are as rare as with Python's 10
+and 10."""
 _HANDSHAKES = 0.05
 """Seconds in which connections may still arrive that were being made when a node stopped listening."""
 APIS: Mapping[bytes, str] = {
@@ -66,16 +66,16 @@ APIS: Mapping[bytes, str] = {
     authz.CHECK: "ext_authz",
     **{f"/{ratelimiter.SERVICE}/{method}".encode(): api for method, api in ratelimiter.APIS.items()},
 }
-"""The names of APIs in metrics, by path."""
+"""Names of APIs in metrics, by path."""
 
 
 class Node:
-    """Serves, in the loop that runs when it is made.
+    """Serves in the event loop in which it is created.
 
     Args:
         settings: of the service.
-        slot: which of the workers this is, counted from 0.
-        folder: where the workers share what they measure; empty if this process is alone.
+        slot: the number of this worker, from 0.
+        folder: where the workers share their measurements; empty if this is the only process.
 
     Raises:
         UsageError: rules, certificates or another file cannot be used.
@@ -138,7 +138,7 @@ class Node:
         self._recorder.add(of_number(metrics.CONNECTIONS, lambda: self._listener.connections))
         self._recorder.add(of_number(metrics.ENFORCEMENT, lambda: int(files.rules.value.enforcing)))
         self._recorder.add(of_live(files.lives))
-        self._recorder.add(of_callers(self._admission.asked))
+        self._recorder.add(of_callers(self._admission.accepted_callers))
         if snapshot is not None:
             self._recorder.add(of_snapshot(snapshot, files.rules, counting=slot == 0))
         self._sockets: Mapping[str, socket] = {}
@@ -146,30 +146,27 @@ class Node:
 
     @property
     def rules(self) -> int:
-        """How many are in force."""
+        """The number of rules in force."""
         return len(self._files.rules.value.rules)
 
     def hot_keys(self) -> bytes:
-        """Return the keys that are asked about and refused most, as JSON."""
+        """Return the keys with the most requests and refusals, as JSON."""
         return self._recorder.hot_keys()
 
     def counted(self) -> list[Slice]:
-        """Return what the workers of this node have counted; a thread may ask."""
+        """Return the counters of this node's workers; safe to call in another thread."""
         return self._recorder.slices()
 
     def taken_use(self, *, everything: bool = False) -> list[WindowUse]:
-        """Return what principals asked for since the last time, if this node has no workers beside it."""
+        """Return and clear the use of principals, if this process is the node's only one."""
         return self._recorder.taken_use(everything=everything)
 
     def taken_refusals(self) -> list[Refusal]:
-        """Return the last refusals since the last time, if this node has no workers beside it."""
+        """Return and clear the last refusals, if this process is the node's only one."""
         return self._recorder.taken_refusals()
 
     async def open(self, sockets: Mapping[str, socket]) -> None:
-        """Serve on sockets that are bound, by what is spoken there: "http" and "grpc".
-
-        All that takes time is done before the first request is accepted, so that no request waits for it.
-        """
+        """Serve on bound sockets, by protocol: "http" and "grpc". Everything slow happens before the first request."""
         meeting = asyncio.ensure_future(self._meet_stores())
         self._files.start()
         self._begin(self._publish())
@@ -179,41 +176,41 @@ class Node:
         statuses = statuses_of(ForwardAuth(deny_status=self._settings.deny_status))
         await meeting
         gc.collect()
-        gc.freeze()  # what is there now stays: no need to look at it again
+        gc.freeze()  # what exists now stays: never examine it again
         gc.set_threshold(*COLLECTOR)
         await self._listener.serve_http(handler, sockets["http"], self._files.tls, statuses)
         await self._listener.serve_grpc(methods, sockets["grpc"], self._files.tls)
 
     def reload(self) -> None:
-        """Look again at all files. What is wrong is logged, and what was there stays."""
-        _LOG.info("looking again at rules, certificates, caller keys and identity")
+        """Read all files again. Errors are logged, and the previous contents stay in force."""
+        _LOG.info("reading rules, certificates, caller keys and identity again")
         self._begin(asyncio.to_thread(self._files.reload))
 
     def enforce(self, *, enforcing: bool) -> None:
-        """Let limits refuse, or let every rule be a shadow, from the next request on."""
+        """Turn enforcement on or off, from the next request on; off makes every rule a shadow."""
         self._files.rules.enforce(enforcing=enforcing)
         if self._trees:
             self._trees.enforce(enforcing=enforcing)
 
     def announce_end(self) -> None:
-        """Let health checks fail from now on; everything is served as before."""
+        """Let health checks fail from now on; requests are served as before."""
         self._readiness.drain()
 
     async def drain(self, seconds: float) -> None:
-        """Accept no more connections, answer what has been asked, and close all; in so many seconds at most."""
+        """Stop accepting connections, finish the requests in progress, and close, within `seconds`."""
         self.announce_end()
         with ExitStack() as stack:
             accepting = [stack.enter_context(each.dup()) for each in self._sockets.values() if not stop_accepting(each)]
             await asyncio.sleep(min(_HANDSHAKES, seconds))
             draining = asyncio.ensure_future(self._listener.drain(seconds))
-            await asyncio.sleep(0)  # connections that waited are accepted; one that comes now would not be
+            await asyncio.sleep(0)  # accepts the connections in the queue; later ones would not be
             for each in accepting:
                 stand_aside(each)
         if not await draining:
-            _LOG.warning("some requests had not ended in %g s, and were cut off", seconds)
+            _LOG.warning("some requests had not ended within %g s and were cut off", seconds)
 
     async def close(self) -> None:
-        """End at once, whatever is in progress."""
+        """Close at once, whatever is in progress."""
         for task in self._tasks:
             task.cancel()
         await self._listener.close()
@@ -228,7 +225,7 @@ class Node:
             self._slots.close()
 
     def _envoy_service(self) -> rls.RateLimitService:
-        """Return what answers Envoy: by the rules, by the trees of its own files, or by both."""
+        """Return the service for Envoy: rules, the trees of its own files, or both."""
         settings, trees = self._settings, self._trees
         by_rules = bool(settings.rules or settings.database) or not settings.envoy_config
         return rls.RateLimitService(
@@ -244,7 +241,6 @@ class Node:
         )
 
     def _http(self) -> Handler:
-        """Return what answers on the HTTP port."""
         settings, as_json = self._settings, JsonForm(self._envoy)
         return application(
             self._decisions,
@@ -264,7 +260,6 @@ class Node:
         )
 
     def _grpc(self) -> Methods:
-        """Return what answers on the gRPC port."""
         ours = rpc.methods(
             self._decisions,
             self._readiness,
@@ -276,13 +271,13 @@ class Node:
         return ours | rls.methods(self._envoy) | authz.methods(authorization)
 
     async def _meet_stores(self) -> None:
-        """Connect to the store before the first request does. If it is away, requests are answered all the same."""
+        """Connect to the store before the first request. If it is down, the node serves without it."""
         engines = [self.engine] if self._trees is None else [self.engine, self._trees]
         seconds = self._settings.start_seconds
         met = await asyncio.gather(*(engine.meet(seconds) for engine in engines), return_exceptions=True)
         for error in met:
             if isinstance(error, StoreError):
-                _LOG.error("the store cannot decide, so requests are decided without it until it can: %s", error)
+                _LOG.error("the store is unavailable, so requests are decided without it until it recovers: %s", error)
                 return
             if error is not None:
                 raise error
@@ -302,5 +297,5 @@ class Node:
 
 
 def _share(total: int, workers: int) -> int:
-    """Return the part of one worker; all of them together have at least the total."""
+    """Return the part of one worker, rounded up."""
     return -(-total // workers)

@@ -1,10 +1,10 @@
-"""The life of one process that serves: from its start to the signal that ends it.
+"""The life cycle of a process that serves, from its start to the signal that ends it.
 
 =================  ===========================================================================================
-SIGTERM            announce the end: health checks fail, and everything is served; then drain, and end
-SIGINT             drain, and end; so does a second SIGTERM. A signal while it drains ends it at once
-SIGHUP             look again at all files; if the terminal in which it was started is gone, the same as SIGINT
-SIGUSR1, SIGUSR2   enforcement off: limits refuse nothing; and on again
+SIGTERM            announce the end (health checks fail, requests are served), then drain and end
+SIGINT             drain and end, as does a second SIGTERM. Any signal while draining ends the process at once
+SIGHUP             read all files again; if the terminal of the process was closed, the same as SIGINT
+SIGUSR1, SIGUSR2   turn enforcement off (limits refuse nothing), and on
 =================  ===========================================================================================
 """
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the fastest event loop that is installed."""
+    """Run a coroutine in the fastest installed event loop."""
     try:
         import uvloop  # noqa: PLC0415  it is optional, and takes time to load
     except ImportError:
@@ -41,10 +41,10 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 class Shutdown:
-    """The stages in which a process ends: announced, draining, at once. Each is an event, and follows those before it.
+    """The stages of a shutdown: announced, draining, at once. Each is an event; a later one implies those before it.
 
     Args:
-        delay: seconds between the announcement and draining, for balancers to notice that health checks fail.
+        delay: seconds from the announcement to draining, for load balancers to notice that health checks fail.
     """
 
     def __init__(self, delay: float) -> None:
@@ -52,7 +52,7 @@ class Shutdown:
         self._delay = delay
 
     def request(self, number: int = signal.SIGTERM) -> None:
-        """Heed a signal: SIGTERM announces, any other one drains, and each that follows moves on to the next stage."""
+        """Handle a signal: SIGTERM announces, others drain, and each further one moves to the next stage."""
         if self.draining.is_set():
             self.at_once.set()
         elif self.announced.is_set() or number != signal.SIGTERM:
@@ -61,7 +61,7 @@ class Shutdown:
             self.announce()
 
     def announce(self) -> None:
-        """Announce the end, unless that is done, and drain after the delay."""
+        """Announce the end, once, and drain after the delay."""
         if not self._delay:
             self.drain()
         elif not self.announced.is_set():
@@ -69,7 +69,6 @@ class Shutdown:
             asyncio.get_running_loop().call_later(self._delay, self.drain)
 
     def drain(self) -> None:
-        """Drain, unless that is done."""
         self.announced.set()
         self.draining.set()
 
@@ -84,18 +83,18 @@ async def serve(
     shutdown: Shutdown | None = None,
     beside: Callable[[Node], AbstractAsyncContextManager[object]] | None = None,
 ) -> None:
-    """Serve until a signal says otherwise, then drain.
+    """Serve until a signal, then drain.
 
     Args:
         settings: of the service.
-        sockets: to listen on, by what is spoken there: "http" and "grpc".
+        sockets: to listen on, by protocol: "http" and "grpc".
         serving: called when the node serves.
-        slot: which of the workers this is.
-        folder: where the workers share what they measure; empty if this process is alone.
-        shutdown: of a worker, whose supervisor logs what all of them do; it may end the process as well as a signal.
-        beside: what else runs while the node serves.
+        slot: the number of this worker.
+        folder: where the workers share their measurements; empty if this is the only process.
+        shutdown: of a worker: its supervisor also controls it, and logs for all workers.
+        beside: runs while the node serves.
     """
-    from headgate.server.node import Node  # noqa: PLC0415  takes time to load, and a supervisor does not serve
+    from headgate.server.node import Node  # noqa: PLC0415  slow to load, and a supervisor does not need it
 
     loop = asyncio.get_running_loop()
     node = Node(settings, slot=slot, folder=folder)
@@ -107,12 +106,11 @@ async def serve(
             log_enforcement(_LOG, enforcing=enforcing)
 
     try:
-        handle_signals(
-            loop, shutdown.request, node.reload, enforce
-        )  # now: when it listens, a signal must not cut off a request
+        # Before it listens: no signal may cut off a request.
+        handle_signals(loop, shutdown.request, node.reload, enforce)
         async with AsyncExitStack() as stack:
-            if await _done_before(shutdown.announced, node.open(sockets)):
-                if beside:  # until nothing is decided any more, since it writes down what was
+            if await _run_unless(shutdown.announced, node.open(sockets)):
+                if beside:  # it records decisions, so it outlives them
                     await stack.enter_async_context(beside(node))
                 serving(node)
                 await shutdown.announced.wait()
@@ -122,19 +120,19 @@ async def serve(
                 await shutdown.draining.wait()
             if not is_worker:
                 _LOG.info("draining: requests in progress get up to %g s to end", settings.drain_seconds)
-            if not await _done_before(shutdown.at_once, node.drain(settings.drain_seconds)):
+            if not await _run_unless(shutdown.at_once, node.drain(settings.drain_seconds)):
                 _LOG.warning("stopped at once: requests in progress are cut off")
     finally:
         await node.close()
 
 
-async def _done_before(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
-    """Do some work, unless an event comes first: then it is cancelled. Returns whether it was done."""
+async def _run_unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
+    """Run `work` unless an event comes first, which cancels it. Returns whether it was done."""
     doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
         is_done = doing.done()
-    finally:  # neither outlives whoever waits, though that be cancelled
+    finally:  # neither outlives this call, even if that is cancelled
         for task in (doing, waiting):
             task.cancel()
         await asyncio.wait({doing, waiting})
@@ -149,10 +147,9 @@ def handle_signals(
     reload: Callable[[], object],
     enforce: Callable[[bool], object],
 ) -> None:
-    """Call `stop` with SIGTERM or SIGINT, `reload` at SIGHUP, and `enforce` with False at SIGUSR1, True at SIGUSR2.
+    """Call `stop` with SIGTERM or SIGINT, `reload` on SIGHUP, and `enforce` with False on SIGUSR1, True on SIGUSR2.
 
-    SIGHUP also comes when the terminal is closed in which a service was started. Then nobody asked for anything, and
-    nobody is left: `stop` is called with it (not under nohup).
+    Closing the terminal of a service also sends SIGHUP: that calls `stop` (not under nohup).
     """
     had_terminal = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and _has_terminal()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -165,21 +162,17 @@ def handle_signals(
 
 
 def ignore_switches() -> None:
-    """Let nothing happen at SIGUSR1 and SIGUSR2, in this process and those it starts, until they are handled.
-
-    They would end a process that does not know them yet.
-    """
+    """Ignore SIGUSR1 and SIGUSR2, in this process and its children, until they are handled: by default they kill."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
 
 def log_announcement(log: logging.Logger, seconds: float) -> None:
-    """Log that the end is announced."""
-    log.info("leaving: health checks fail from now on, and everything is served for %g s", seconds)
+    log.info("announcing the end: health checks fail from now on, and requests are served for %g s", seconds)
 
 
 def log_enforcement(log: logging.Logger, *, enforcing: bool) -> None:
-    """Leave a trace of the switch in the log: who reads it later asks since when limits refused nobody."""
+    """Log the switch: the log shows since when limits refused nothing."""
     if enforcing:
         log.warning("enforcement is on: limits refuse again")
     else:

@@ -1,8 +1,7 @@
-"""Whether a node can serve, and whether its store decides: for balancers, which ask over HTTP and gRPC.
+"""The state of a node for load balancers, over HTTP and gRPC: whether it can serve, and whether its store works.
 
-A store that is away does not make a node unready: it answers by the modes of the rules, and a fleet that took itself
-out of service because its store is away would limit nobody. It is *degraded*, and says so. Only a node that drains is
-not ready.
+A node stays ready without its store, and answers by the modes of the rules: if a whole fleet became unready because its
+store is down, nothing would be limited. It reports *degraded* instead. Only a node that drains is not ready.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from contextlib import suppress
 from headgate.core.errors import StoreError
 from headgate.engine import AsyncEngine
 
-_PATIENCE = 1.0
-"""Seconds that a store has to show that it can decide."""
+_PROBE_SECONDS = 1.0
+"""The longest wait for the store."""
 
 
 class Readiness:
-    """What a node says of itself. One for each process, shared by all its ports.
+    """The state that a process reports on all its ports.
 
     Args:
-        engine: what decides.
-        enforcing: says whether limits refuse.
-        stale: says whether the rules may be old, since their database cannot be followed. It may read a file.
-        fresh: seconds for which what the store said is passed on, so that nobody can flood it with this question.
+        engine: whose store is probed.
+        enforcing: returns whether limits refuse.
+        stale: returns whether the rules may be outdated, since their database is unavailable. It may read a file.
+        fresh: seconds for which a probe's result is reused, so that health checks cannot flood the store.
     """
 
     def __init__(
@@ -43,37 +42,36 @@ class Readiness:
 
     @property
     def is_draining(self) -> bool:
-        """Whether no new requests should be sent here."""
+        """Whether the node should receive no new requests."""
         return self._drained.is_set()
 
     @property
     def nodes(self) -> int:
-        """How many processes share the limits, for the mode local; 0 in memory, where none does."""
+        """How many processes share the limits in the mode local; 0 in memory, where they share none."""
         store = self._engine.statistics()
         return store.nodes if store is not None else 0
 
     def drain(self) -> None:
-        """Say from now on that no new requests should be sent here."""
         self._drained.set()
 
     async def degraded(self) -> str:
-        """Return why the store cannot decide now; empty if it can. Those who ask within a second share one answer."""
+        """Return why the store is unavailable; empty if it works. Concurrent callers share one probe."""
         loop = asyncio.get_running_loop()
         if self._probe is None or (self._probe.done() and loop.time() >= self._until):
-            self._probe, self._until = loop.create_task(self._asked()), loop.time() + self._fresh
+            self._probe, self._until = loop.create_task(self._probe_store()), loop.time() + self._fresh
         return await asyncio.shield(self._probe)
 
     async def drains(self, seconds: float) -> bool:
-        """Wait until the node drains, or for so long; only within a task. Returns whether it drains."""
+        """Wait until the node drains, at most so long. Returns whether it drains."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._drained.wait()
         return self.is_draining
 
-    async def _asked(self) -> str:
+    async def _probe_store(self) -> str:
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_PROBE_SECONDS):
                 await self._engine.ready()
         except (TimeoutError, StoreError):
-            return "storage_unavailable"  # which store, and what it said, is for logs: anybody may ask for this
+            return "storage_unavailable"  # details are for logs: anyone may send this request
         return ""

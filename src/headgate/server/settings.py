@@ -16,28 +16,28 @@ from headgate.core.quota import Quota
 from headgate.stores.breaker import LONGEST_PAUSE_US, PAUSE_US, THRESHOLD
 from headgate.web.headers import RESET_FORMATS
 
-if TYPE_CHECKING:  # whoever supervises does not load what decides
+if TYPE_CHECKING:  # a supervisor does not load the engine
     from headgate.engine.base import StoreOptions
 
 RLS_SECONDS, API_SECONDS = 0.015, 0.1
-"""How long a decision waits for a store on the network, where its address does not say: Envoy gives up after 20 ms, and
-other callers may say themselves how long they wait."""
+"""How long a decision waits for a store on the network, if its address has no timeout: Envoy gives up after 20 ms;
+other callers can send their own."""
 STORE_SECONDS = 1.0
-"""After so long a connection that does not answer is given up, where the address does not say. The longest wait."""
+"""The longest wait for a reply, after which the connection is given up, if the address has no timeout."""
 START_SECONDS = 0.25
-"""How long a node waits for its store before it serves, where the address does not give it longer."""
+"""How long a node waits for its store before it serves, unless the address has a longer timeout."""
 PROXY_HEADERS = ("either", "original", "forwarded")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_WORKERS = 256
 _PORTS = (0, 65_535)
-_BRIEFLY, _LONG = (0.0, 60.0), (0.0, 3600.0)
+_SHORT, _LONG = (0.0, 60.0), (0.0, 3600.0)
 KEYS_OF_DATABASE = "database"
-"""As `caller_keys`: only keys of the admin plane, of the role check. With a file they open as well."""
+"""As `caller_keys`: keys of the admin plane with the role check, and no others. With a file, both are accepted."""
 
 
 class InvalidSetting(UsageError):
-    """A setting that cannot work; its message begins with the setting's name."""
+    """A setting with an invalid value; the message begins with the setting's name."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -47,25 +47,27 @@ class InvalidSetting(UsageError):
 def _option(
     default: Any, metavar: str, about: str, accepted: Iterable[Any] = (), *, group: str = "", is_secret: bool = False
 ) -> Any:
-    """Declare a setting, and the option of the command line that says it.
+    """Declare a setting and its command-line option.
 
     Args:
-        default: what counts when it is not given.
-        metavar: what stands for its value.
+        default: its value if it is not given.
+        metavar: the placeholder for its value.
         about: what it is, in a few words.
-        accepted: the values that it may have; of a whole number or of seconds, the least and the most.
-        group: what it is shown under; empty: that of the one before.
-        is_secret: whether it may have a password in it, and is not shown.
+        accepted: its possible values; of a whole number or of seconds, the least and the greatest.
+        group: the heading that it is shown under; empty for that of the previous one.
+        is_secret: whether it may contain a password, and is not shown.
     """
-    told = {"metavar": metavar, "about": about, "accepted": tuple(accepted), "group": group}
-    return field(default=default, repr=not is_secret, metadata=told)
+    metadata = {"metavar": metavar, "about": about, "accepted": tuple(accepted), "group": group}
+    return field(default=default, repr=not is_secret, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one service, whatever it was told by; a file or folder that is empty is not given. Raises InvalidSetting."""
+    """All settings of a service. An empty file or folder is not given. Raises InvalidSetting."""
 
-    rules: str = _option("", "FILE", "the rules, watched for changes; or a database has them", group="rules and state")
+    rules: str = _option(
+        "", "FILE", "the rules, watched for changes; alternatively, a database has them", group="rules and state"
+    )
     database: str = _option(
         "",
         "URL",
@@ -73,68 +75,68 @@ class Settings:
         "without --rules and --envoy-config: headgate.db in this folder",
         is_secret=True,
     )
-    data_dir: str = _option("", "DIR", "for the last good rules of a database; default: in the home of the user")
+    data_dir: str = _option("", "DIR", "for the last good rules of a database; default: in the user's home")
     store: str = _option(
         "memory",
         "ADDRESS",
         "where the state is: memory, redis://HOST:6379/0, rediss://, redis+sentinel://, redis+cluster://; one on "
-        f"the network gets {RLS_SECONDS * 1000:g} ms for an answer to Envoy, and {API_SECONDS * 1000:g} ms for "
+        f"the network has {RLS_SECONDS * 1000:g} ms to answer Envoy, and {API_SECONDS * 1000:g} ms for "
         "others, if its address has no timeout",
         is_secret=True,
     )
     on_store_failure: str = _option(
-        Mode.LOCAL, "MODE", f"while the store is unavailable, where a rule does not say: {', '.join(Mode)}", Mode
+        Mode.LOCAL, "MODE", f"while the store is unavailable, for rules without a mode: {', '.join(Mode)}", Mode
     )
-    cache_peeks: float = _option(0.05, "SECONDS", "for which the answer to a peek is repeated; 0 for never", _BRIEFLY)
+    cache_peeks: float = _option(0.05, "SECONDS", "to reuse the answer to a peek; 0 for never", _SHORT)
     cache_denials: float = _option(
-        1.0, "SECONDS", "for which a refusal is repeated, at most until the request would pass; 0 for never", _BRIEFLY
+        1.0, "SECONDS", "to reuse a refusal, at most until the request would pass; 0 for never", _SHORT
     )
     breaker_failures: int = _option(
-        THRESHOLD, "N", "calls in a row that fail, after which the store counts as down", (1, 1_000_000)
+        THRESHOLD, "N", "failed calls in a row after which the store counts as down", (1, 1_000_000)
     )
     breaker_pause: float = _option(
         PAUSE_US / 1_000_000,
         "SECONDS",
-        "until it is tried again; each try that fails doubles them, up to 2 s",
+        "before it is tried again; each failed try doubles the pause, up to 2 s",
         (0.001, 60.0),
     )
     nodes: int = _option(
         0,
         "N",
-        "services that share the limits, this one included, for the mode local; 0 counts those that live",
+        "services that share the limits, including this one, for the mode local; 0 counts those that run",
         (0, 10_000),
     )
     enforcement: bool = _option(True, "ON", "off: limits are counted and reported, and refuse nothing: on or off")
 
     host: str = _option("127.0.0.1", "HOST", "the address to listen on; 0.0.0.0 or :: for all", group="listening")
-    http_port: int = _option(8080, "PORT", "for HTTP/1.1 and HTTP/2; 0 takes any that is free", _PORTS)
-    grpc_port: int = _option(8081, "PORT", "for gRPC, Envoy's included; 0 takes any that is free", _PORTS)
+    http_port: int = _option(8080, "PORT", "for HTTP/1.1 and HTTP/2; 0 takes any free port", _PORTS)
+    grpc_port: int = _option(8081, "PORT", "for gRPC, including Envoy's; 0 takes any free port", _PORTS)
     admin_host: str = _option(
         "127.0.0.1", "HOST", "the address of the admin plane; others than this machine's need TLS"
     )
-    admin_port: int = _option(8082, "PORT", "for the admin plane; 0 takes any that is free", _PORTS)
+    admin_port: int = _option(8082, "PORT", "for the admin plane; 0 takes any free port", _PORTS)
     admin_insecure: bool = _option(
         False, "ON", "the admin plane needs no TLS, since something else encrypts: on or off"
     )
-    grpc_reflection: bool = _option(True, "ON", "clients may ask which services there are: on or off")
+    grpc_reflection: bool = _option(True, "ON", "clients can list the gRPC services: on or off")
     http_docs: bool = _option(True, "ON", "the reference of the HTTP API is at /docs: on or off")
     tls_cert: str = _option("", "FILE", "the certificate chain (PEM): TLS on both ports")
     tls_key: str = _option("", "FILE", "its private key (PEM)")
-    client_ca: str = _option("", "FILE", "authorities (PEM) of client certificates, which are demanded then")
+    client_ca: str = _option("", "FILE", "authorities (PEM) of client certificates, which are then required")
 
     envoy_config: str = _option(
         "",
         "DIR",
-        "files of envoyproxy/ratelimit, watched; domains they do not have are left to the rules",
+        "files of envoyproxy/ratelimit, watched; the rules decide for domains that these lack",
         group="Envoy",
     )
     envoy_merge_domains: bool = _option(False, "ON", "several of these files may have the same domain: on or off")
-    envoy_shadow: bool = _option(False, "ON", "nothing is refused by these files: on or off")
-    envoy_count_refused: bool = _option(False, "ON", "hits that are refused use up what is left: on or off")
-    envoy_trust_tier: bool = _option(False, "ON", "believe a descriptor's entry tier: on or off")
+    envoy_shadow: bool = _option(False, "ON", "these files refuse nothing: on or off")
+    envoy_count_refused: bool = _option(False, "ON", "refused hits count against the limit: on or off")
+    envoy_trust_tier: bool = _option(False, "ON", "trust the entry tier of a descriptor: on or off")
     envoy_headers: bool = _option(True, "ON", "Envoy's clients get the headers of their limits: on or off")
     envoy_metadata: bool = _option(
-        False, "ON", "dynamic metadata has the request and the metadata of descriptors that passed: on or off"
+        False, "ON", "dynamic metadata has the request and the metadata of admitted descriptors: on or off"
     )
 
     deny_status: int = _option(
@@ -142,24 +144,24 @@ class Settings:
         "STATUS",
         "of a refusal by forward authentication; nginx needs 401 or 403",
         (400, 599),
-        group="what clients and proxies say, and are told",
+        group="requests and responses",
     )
     trusted_proxies: tuple[str, ...] = _option(
-        (), "NETWORKS", "who may ask for forward authentication: 10.0.0.0/8,192.0.2.7; default: this machine"
+        (), "NETWORKS", "that may use forward authentication: 10.0.0.0/8,192.0.2.7; default: this machine"
     )
     reset_format: str = _option(
-        "epoch", "FORM", "X-RateLimit-Reset as seconds since 1970: epoch, or from now: seconds", RESET_FORMATS
+        "epoch", "FORM", "of X-RateLimit-Reset: epoch for seconds since 1970, or seconds for those left", RESET_FORMATS
     )
-    identity: str = _option("", "FILE", "who their clients are: API keys, tokens (JWT), and how addresses are found")
+    identity: str = _option("", "FILE", "how clients are identified: API keys, tokens (JWT), addresses")
     proxy_headers: str = _option(
         "either",
         "KIND",
-        f"what they write, X-Original-* or X-Forwarded-*: {', '.join(PROXY_HEADERS)}",
+        f"of headers that proxies write, X-Original-* or X-Forwarded-*: {', '.join(PROXY_HEADERS)}",
         PROXY_HEADERS,
     )
-    deprecations: str = _option("", "FILE", "paths of the HTTP APIs that are going to go, so that their answers say so")
+    deprecations: str = _option("", "FILE", "the deprecated paths of the HTTP APIs, announced in their responses")
     client_timestamps: str = _option(
-        "check", "MODE", "those that are far from our clock are refused: check, or not: ignore", ("check", "ignore")
+        "check", "MODE", "check refuses timestamps that are far from our clock: check or ignore", ("check", "ignore")
     )
 
     workers: int = _option(
@@ -170,14 +172,17 @@ class Settings:
         group="processes",
     )
     drain_delay: float = _option(
-        5.0, "SECONDS", "after SIGTERM in which health checks fail and everything is still served; 0 for SIGINT", _LONG
+        5.0,
+        "SECONDS",
+        "after SIGTERM in which health checks fail and requests are served; 0 treats it like SIGINT",
+        _LONG,
     )
     drain_seconds: float = _option(25.0, "SECONDS", "after that for requests in progress to end", _LONG)
 
     max_checks_per_second: int = _option(
         100_000,
         "N",
-        "by all workers together, more are refused with 503; 0 for any number",
+        "by all workers together; more are refused with 503; 0 for no limit",
         (0, 10_000_000),
         group="self-protection",
     )
@@ -187,50 +192,41 @@ class Settings:
         "1000/minute", "QUOTA", "how often a key of the admin plane may read, on all nodes together"
     )
     admin_writes: str = _option("100/minute", "QUOTA", "how often it may change something")
-    caller_keys: str = _option("", "FILE", "who may ask, a line for each: NAME and the SHA-256 of the key; or database")
+    caller_keys: str = _option("", "FILE", "keys of callers, one per line: NAME and the key's SHA-256; or database")
 
     audit_days: int = _option(
         90, "DAYS", "for which the audit trail of a database is kept", (1, 36_500), group="logs and traces"
     )
     log_format: str = _option("text", "FORMAT", f"one of {', '.join(LOG_FORMATS)}", LOG_FORMATS)
     log_level: str = _option("info", "LEVEL", f"one of {', '.join(LOG_LEVELS)}", LOG_LEVELS)
-    log_denials: int = _option(10, "N", "lines in a second about refusals by one rule; 0 for none", (0, 1_000_000))
+    log_denials: int = _option(10, "N", "log lines per second about refusals by one rule; 0 for none", (0, 1_000_000))
     log_principals: str = _option(
-        "digest", "FORM", "what logs and hot keys show of who asked: digest or plain", ("digest", "plain")
+        "digest", "FORM", "of clients in logs and hot keys: digest or plain", ("digest", "plain")
     )
     log_access: bool = _option(False, "ON", "a line for every request: on or off")
-    tracing: bool = _option(
-        False, "ON", "a span for every request, sent where OTEL_EXPORTER_OTLP_ENDPOINT says: on or off"
-    )
-
-    def _check_quotas(self) -> None:
-        for name in ("admin_reads", "admin_writes"):
-            try:
-                Quota.parse(getattr(self, name))
-            except InvalidQuota as error:
-                raise InvalidSetting(name, str(error)) from None
+    tracing: bool = _option(False, "ON", "a span for every request, sent to OTEL_EXPORTER_OTLP_ENDPOINT: on or off")
 
     consumers: str = field(default="", metadata={"accepted": ()})
-    """A folder with keys of consumers that another process keeps up to date: no option, but for a gateway."""
+    """A folder with keys of consumers that another process updates: no option; for a gateway."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
             _check(each.name, getattr(self, each.name), each.metadata["accepted"])
         self._check_quotas()
         if self.http_port and self.http_port == self.grpc_port:
-            raise InvalidSetting("grpc_port", f"HTTP has port {self.http_port} already: take another one")
+            raise InvalidSetting("grpc_port", f"port {self.http_port} is that of HTTP: choose another one")
         if self.admin_port and self.admin_port in {self.http_port, self.grpc_port}:
-            raise InvalidSetting("admin_port", f"port {self.admin_port} is in use already: take another one")
+            raise InvalidSetting("admin_port", f"port {self.admin_port} is in use already: choose another one")
         if self.rules and self.database:
             raise InvalidSetting(
                 "database",
-                "rules come from a file or from a database. To bring those of the file into the database: "
+                "rules come from a file or from a database. To copy those of the file into the database: "
                 f"headgate rules apply {self.rules} --database URL",
             )
         if self.workers > 1 and not self.is_shared:
             raise InvalidSetting(
                 "workers",
-                f"{self.workers} workers need a store that they share: in memory each would count on its own, and "
+                f"{self.workers} workers need a shared store: in memory each would count on its own, and "
                 f"{self.workers} times the limit would pass. Use --store redis://HOST:6379/0, or --workers 1",
             )
         self._check_admin()
@@ -241,7 +237,7 @@ class Settings:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes see the same state."""
+        """Whether processes share the state."""
         return self.store.lower().startswith("redis")
 
     @property
@@ -262,7 +258,7 @@ class Settings:
 
     @property
     def store_options(self) -> StoreOptions:
-        """How the engines treat a store on the network."""
+        """The options of the engines for a store on the network."""
         return {
             "peeks": self.cache_peeks,
             "denials": self.cache_denials,
@@ -274,17 +270,17 @@ class Settings:
 
     @property
     def rls_seconds(self) -> float | None:
-        """How long a decision for Envoy waits for the store; None for the timeout in its address."""
+        """How long a decision for Envoy waits for the store; None for the address's timeout."""
         return None if self._has_timeout else RLS_SECONDS
 
     @property
     def api_seconds(self) -> float | None:
-        """How long any other decision does, where its caller does not say; None for the same."""
+        """How long other decisions wait, unless their caller sends a deadline; None for the address's timeout."""
         return None if self._has_timeout else API_SECONDS
 
     @property
     def start_seconds(self) -> float:
-        """How long a node waits for its store before it serves; the address is known to be right by then."""
+        """How long a node waits for its store before it serves; the address must be valid."""
         given = dict(parse_qsl(self.store.partition("?")[2])).get("timeout", 0) if self.is_shared else 0
         return max(START_SECONDS, float(given))
 
@@ -294,14 +290,21 @@ class Settings:
 
     @property
     def shares(self) -> int | None:
-        """How many processes share the limits, over all nodes; None: they are counted."""
+        """How many processes share the limits, over all nodes; None to count them."""
         return self.workers * self.nodes or None
+
+    def _check_quotas(self) -> None:
+        for name in ("admin_reads", "admin_writes"):
+            try:
+                Quota.parse(getattr(self, name))
+            except InvalidQuota as error:
+                raise InvalidSetting(name, str(error)) from None
 
     def _check_admin(self) -> None:
         if not (self.is_local_admin or self.tls_cert or self.admin_insecure):
             raise InvalidSetting(
                 "admin_host",
-                f"on {self.admin_host} others could listen to what is said, keys included: give --tls-cert and "
+                f"on {self.admin_host} others could read the traffic, including keys: give --tls-cert and "
                 "--tls-key, or, where something else encrypts, --admin-insecure on",
             )
 
@@ -313,15 +316,13 @@ class Settings:
     def _check_tls(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key):
             missing = "tls_key" if self.tls_cert else "tls_cert"
-            raise InvalidSetting(missing, "a certificate and its key are given together, or neither")
+            raise InvalidSetting(missing, "a certificate and its key must be given together")
         if self.client_ca and not self.tls_cert:
-            raise InvalidSetting(
-                "client_ca", "client certificates come with TLS: give --tls-cert and --tls-key as well"
-            )
+            raise InvalidSetting("client_ca", "client certificates need TLS: give --tls-cert and --tls-key as well")
 
     def _check_files(self) -> None:
         if self.caller_keys == KEYS_OF_DATABASE and not self.database and (self.rules or self.envoy_config):
-            raise InvalidSetting("caller_keys", "there is no database, so there are no keys of one: give a file")
+            raise InvalidSetting("caller_keys", "there is no database with keys: give a file")
         for name in ("rules", "tls_cert", "tls_key", "client_ca", "caller_keys", "identity", "deprecations"):
             path = getattr(self, name)
             if path and not Path(path).exists() and (name, path) != ("caller_keys", KEYS_OF_DATABASE):
@@ -331,21 +332,20 @@ class Settings:
 
 
 def _check(name: str, value: Any, accepted: tuple[Any, ...]) -> None:
-    """Raise InvalidSetting unless a value is one of those that are accepted."""
     if accepted and isinstance(accepted[0], int):
         low, high = accepted
         if type(value) is not int or not low <= value <= high:
-            raise InvalidSetting(name, f"a whole number from {low} to {high}, not {short(value)}")
+            raise InvalidSetting(name, f"must be a whole number from {low} to {high}, not {short(value)}")
     elif accepted and isinstance(accepted[0], float):
         low, high = accepted
         if not low <= value <= high:
-            raise InvalidSetting(name, f"seconds from {low:g} to {high:g}, not {value:g}")
+            raise InvalidSetting(name, f"must be from {low:g} to {high:g} seconds, not {value:g}")
     elif accepted and value not in accepted:
-        raise InvalidSetting(name, f"one of {', '.join(accepted)}, not {short(value)}")
+        raise InvalidSetting(name, f"must be one of {', '.join(accepted)}, not {short(value)}")
 
 
 def _check_network(text: str) -> None:
     try:
         ip_network(text)
     except ValueError as error:
-        raise InvalidSetting("trusted_proxies", f"networks such as 10.0.0.0/8,192.0.2.7: {error}") from None
+        raise InvalidSetting("trusted_proxies", f"must be networks such as 10.0.0.0/8,192.0.2.7: {error}") from None

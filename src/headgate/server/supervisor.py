@@ -1,4 +1,4 @@
-"""Workers of one service: started, watched, replaced when they die, and ended together.
+"""The supervisor of a service's workers: starts, watches, replaces and ends them.
 
 ::
 
@@ -6,16 +6,16 @@
                                                          ├── worker 1
                                                          └── ...
 
-*   A worker that dies is replaced at once, or after a pause that grows if it dies young. Its clients lose their
-    connections; connections that had not been accepted yet wait for the one that takes its place, and all others do
-    not notice. One that hangs, so that it sends no heartbeat for half a minute, is ended and replaced as well.
-*   A worker that cannot start ends the service with its reason, unless the service has served before: then it is tried
-    again and again, and meanwhile the others get its connections.
-*   SIGTERM announces the end to all workers, and drains them after a delay; SIGINT drains them now. Another signal
-    hastens: see `Shutdown`. A worker that dies meanwhile is not replaced, and the others get its connections.
-*   SIGHUP makes all look at their rules, certificates and keys again. SIGUSR1 turns enforcement off in all of them,
-    SIGUSR2 on; workers that are started later begin with what was said last.
-*   Workers notice when the supervisor is gone, and end.
+*   A worker that dies is replaced at once, or after a growing pause if it dies young. Its clients lose their
+    connections; connections in its queue wait for the replacement; others notice nothing. A worker that sends no
+    heartbeat for half a minute is killed and replaced as well.
+*   A worker that cannot start ends the service with its error, unless the service has served before: then it is
+    retried, and meanwhile the others get its connections.
+*   SIGTERM announces the end to all workers and drains them after a delay; SIGINT drains them now; a further signal
+    hastens the end: see `Shutdown`. A worker that dies meanwhile is not replaced; the others get its connections.
+*   SIGHUP makes all workers read their files again. SIGUSR1 turns enforcement off in all of them, SIGUSR2 on; later
+    workers start with the last state.
+*   Workers notice the death of the supervisor, and end.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from headgate.core.errors import HeadgateError
 from headgate.server.ports import Port, stand_aside, stop_accepting
 from headgate.server.process import Shutdown, handle_signals, log_announcement, log_enforcement
 from headgate.server.settings import Settings
-from headgate.server.worker import ANNOUNCE, DRAIN, LONGEST_LINE, SWITCH, Orders, Report, line_of
+from headgate.server.worker import ANNOUNCE, DRAIN, LONGEST_LINE, SWITCH, Orders, Report, encode_line
 
 _LOG = logging.getLogger("headgate.server")
 _COMMAND = (sys.executable, "-P", "-m", "headgate.server.worker")
 PATIENCE = 30.0
-"""Seconds without a heartbeat after which a worker that serves is taken to hang. It sends one every second."""
-_LOOKS = 10
+"""Seconds without a heartbeat, which comes every second, after which a worker that serves counts as hung."""
+_HEARTBEAT_WAITS = 10
 _HEARTBEATS = 4096
 _SIGNALS = {int(each): each.name for each in signal.Signals}
 _YOUNG = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _GRACE = 5.0
-"""Seconds that a worker gets beyond the time for draining."""
+"""Seconds that a worker gets beyond the drain time."""
 
 
 class CannotStart(HeadgateError):
-    """A worker cannot serve; the message says why, and `is_usage` whether that is for the user to put right."""
+    """A worker cannot serve, for the reason in the message; `is_usage` if the user can fix it."""
 
     def __init__(self, why: str, *, is_usage: bool = False) -> None:
         super().__init__(why)
@@ -67,10 +67,10 @@ class Supervisor:
 
     Args:
         settings: of the service.
-        ports: what to listen on; there is a socket for each worker in each.
-        folder: where the workers share what they measure.
-        serving: called once, when all workers serve, with what one of them reported.
-        beside: what else runs, in this process, while the workers serve.
+        ports: each with a socket for every worker.
+        folder: where the workers share their measurements.
+        serving: called once, when all workers serve, with the report of one.
+        beside: runs in this process while the workers serve.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Supervisor:
         self._enforcing = settings.enforcement
 
     async def run(self) -> None:
-        """Return when all workers have ended after SIGTERM or SIGINT. Raises CannotStart."""
+        """Run until SIGTERM or SIGINT has ended all workers. Raises CannotStart."""
         handle_signals(asyncio.get_running_loop(), self.stop, self.reload, self.enforce)
         await self.supervise()
 
     async def supervise(self) -> None:
-        """Return when all workers have ended after `stop`; signals are left to others. Raises CannotStart."""
+        """Run until `stop` has ended all workers, without handling signals. Raises CannotStart."""
         refusals: Sequence[BaseException] = ()
         ending = asyncio.create_task(self._end())
         try:
@@ -105,18 +105,18 @@ class Supervisor:
             refusals = group.exceptions
         finally:
             ending.cancel()
-        if refusals:  # not raised above: before Python 3.11.4 that would put it into a group again
+        if refusals:  # raised here, since before Python 3.11.4 the group would wrap it again
             raise refusals[0]
 
     async def _keep_filled(self, slot: int) -> None:
-        """Start a worker in a slot, and another whenever it has ended."""
+        """Start a worker in a slot, and another one whenever it has ended."""
         loop, pause = asyncio.get_running_loop(), 0.0
         while not self._shutdown.announced.is_set():
             born = loop.time()
             try:
                 worker = self._workers[slot] = await WorkerProcess.start(self._orders(slot))
             except OSError as error:
-                self._note(slot, Report.of_failure(error))
+                self._process_report(slot, Report.of_failure(error))
             else:
                 await self._watch(slot, worker)
             lived = loop.time() - born
@@ -126,13 +126,13 @@ class Supervisor:
                     await self._shutdown.announced.wait()
 
     async def _watch(self, slot: int, worker: WorkerProcess) -> None:
-        """Stay with a worker until it has ended."""
+        """Watch a worker until it has ended."""
         try:
-            if self._shutdown.announced.is_set():  # the signal came in between
-                self._let_go(worker)
+            if self._shutdown.announced.is_set():  # the signal came while it started
+                self._send_stage(worker)
             report = await worker.report()
-            if worker.process.returncode != 0:  # one that has ended in order was told to: it is replaced, served or not
-                self._note(slot, report)
+            if worker.process.returncode != 0:  # a clean exit follows a signal: the worker is replaced without a report
+                self._process_report(slot, report)
             await worker.ended()
         finally:
             worker.close()
@@ -140,25 +140,24 @@ class Supervisor:
         if self._shutdown.announced.is_set():
             self._stand_aside(slot)
         else:
-            _LOG.error("worker %d (process %d) %s: another takes its place", slot, worker.process.pid, worker.fate)
+            _LOG.error("worker %d (process %d) %s: replacing it", slot, worker.process.pid, worker.fate)
 
     def _orders(self, slot: int) -> Orders:
         sockets = {port.name: port.sockets[slot].fileno() for port in self._ports}
         return Orders(replace(self._settings, enforcement=self._enforcing), sockets, slot, self._folder)
 
-    def _note(self, slot: int, report: Report) -> None:
-        """Take note of how a worker began."""
+    def _process_report(self, slot: int, report: Report) -> None:
         if not report.error:
             self._workers[slot].serves = True
-            self._workers[slot].writer.write(SWITCH[self._enforcing])  # it may have changed since it got its orders
+            self._workers[slot].writer.write(SWITCH[self._enforcing])  # it may have changed since the orders
             if self._shutdown.announced.is_set():
-                self._let_go(self._workers[slot])
+                self._send_stage(self._workers[slot])
             if self._yet_to_serve:
                 self._yet_to_serve.discard(slot)
                 if not self._yet_to_serve:
                     self._serving(report)
         elif self._shutdown.announced.is_set():
-            _LOG.debug("worker %d did not come to serve: %s", slot, report.error)
+            _LOG.debug("worker %d did not start to serve: %s", slot, report.error)
         elif self._yet_to_serve:
             why = report.error if report.is_usage else f"worker {slot} cannot start: {report.error}"
             raise CannotStart(why, is_usage=report.is_usage)
@@ -167,23 +166,23 @@ class Supervisor:
             _LOG.error("worker %d cannot start: %s", slot, report.error)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Begin to end, or hasten the end, as this signal does."""
+        """Begin or hasten the end, as this signal does."""
         self._shutdown.request(number)
 
     async def _end(self) -> None:
-        """End the workers when that is requested, stage by stage."""
+        """End the workers, stage by stage."""
         await self._shutdown.announced.wait()
         if not self._shutdown.draining.is_set():
             log_announcement(_LOG, self._settings.drain_delay)
             for worker in self._workers.values():
-                self._let_go(worker)
+                self._send_stage(worker)
         await self._shutdown.draining.wait()
         _LOG.info("draining: requests in progress get up to %g s to end", self._settings.drain_seconds)
         for port in self._ports:
             for each in port.sockets:
                 stop_accepting(each)
         for worker in self._workers.values():
-            self._let_go(worker)
+            self._send_stage(worker)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_seconds + _GRACE):
                 await self._shutdown.at_once.wait()
@@ -191,8 +190,8 @@ class Supervisor:
         for worker in self._workers.values():
             worker.send(signal.SIGKILL)
 
-    def _let_go(self, worker: WorkerProcess) -> None:
-        """Tell a worker which stage of the end it is."""
+    def _send_stage(self, worker: WorkerProcess) -> None:
+        """Send a worker the stage of the shutdown."""
         if worker.serves:
             worker.writer.write(DRAIN if self._shutdown.draining.is_set() else ANNOUNCE)
         else:
@@ -204,13 +203,13 @@ class Supervisor:
             stand_aside(port.sockets[slot])
 
     def reload(self) -> None:
-        """Let all workers look again at their files."""
+        """Let all workers read their files again."""
         for worker in self._workers.values():
-            if worker.serves:  # before, it would be its end
+            if worker.serves:  # before, the signal would kill it
                 worker.send(signal.SIGHUP)
 
     def enforce(self, enforcing: bool) -> None:  # noqa: FBT001  a signal has one argument
-        """Let limits refuse, or let every rule be a shadow."""
+        """Turn enforcement on or off in all workers; off makes every rule a shadow."""
         self._enforcing = enforcing
         log_enforcement(_LOG, enforcing=enforcing)
         for worker in self._workers.values():
@@ -220,7 +219,7 @@ class Supervisor:
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """A worker as its supervisor sees it: it was given orders, says how it began, and then that it lives."""
+    """A worker process: it receives orders, reports how it started, and then sends heartbeats."""
 
     process: Process
     reader: asyncio.StreamReader
@@ -229,11 +228,11 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, orders: Orders) -> Self:
-        """Start a process, and tell it what to do. Raises OSError, for instance if there are too many processes."""
+        """Start a process and send it orders. Raises OSError, for example if there are too many processes."""
         _restore_folder(orders.folder)
         ours, theirs = socket.socketpair()
         try:
-            with theirs:  # a group of its own: what is typed at the terminal is for the supervisor
+            with theirs:  # its own process group: keys typed at the terminal are for the supervisor
                 process = await asyncio.create_subprocess_exec(
                     *_COMMAND, stdin=theirs.fileno(), pass_fds=tuple(orders.sockets.values()), process_group=0
                 )
@@ -241,11 +240,11 @@ class WorkerProcess:
             ours.close()
             raise
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LONGEST_LINE)
-        writer.write(line_of(orders))
+        writer.write(encode_line(orders))
         return cls(process, reader, writer)
 
     async def report(self) -> Report:
-        """Return how it began; of one that ended before it could say so, how it ended."""
+        """Return how it started; if it ended before that, how it ended."""
         with suppress(ConnectionError):
             line = await self.reader.readline()
             if line:
@@ -254,11 +253,11 @@ class WorkerProcess:
         return Report(error=f"its process {self.process.pid} {self.fate} before it served")
 
     async def ended(self) -> None:
-        """Wait for its end. One that sends no heartbeat is ended: it would leave its clients waiting forever."""
+        """Wait for its end. Without heartbeats it is killed: its clients would wait forever."""
         silent = 0
-        while silent < _LOOKS:  # many short waits: time in which this process itself did not run counts little
+        while silent < _HEARTBEAT_WAITS:  # many short waits: a pause of this process itself counts little
             try:
-                async with asyncio.timeout(PATIENCE / _LOOKS):
+                async with asyncio.timeout(PATIENCE / _HEARTBEAT_WAITS):
                     if not await self.reader.read(_HEARTBEATS):
                         break
                 silent = 0
@@ -267,17 +266,16 @@ class WorkerProcess:
             except TimeoutError:
                 silent += 1
         else:
-            _LOG.error("process %d has given no sign of life for %g s: it is ended", self.process.pid, PATIENCE)
+            _LOG.error("process %d has sent no heartbeat for %g s: killing it", self.process.pid, PATIENCE)
             self.send(signal.SIGKILL)
         await self.process.wait()
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal, unless it has ended."""
         if self.process.returncode is None:
             self.process.send_signal(number)
 
     def close(self) -> None:
-        """See to it that it ends."""
         self.send(signal.SIGKILL)
         self.writer.close()
 
@@ -291,11 +289,14 @@ class WorkerProcess:
 
 
 def _restore_folder(folder: str) -> None:
-    """Make the folder of the counters anew, should somebody have cleared it away. Raises OSError."""
+    """Recreate the folder of the counters if it was removed. Raises OSError."""
     try:
         Path(folder).mkdir(0o700)
     except FileExistsError:
         if Path(folder).lstat().st_uid != os.geteuid():
-            raise PermissionError(f"{folder}, where workers count, belongs to somebody else") from None
+            raise PermissionError(f"{folder}, the folder of the workers' counters, belongs to another user") from None
     else:
-        _LOG.error("%s, where workers count, was removed: metrics begin anew with each worker that is replaced", folder)
+        _LOG.error(
+            "%s, the folder of the workers' counters, was removed: the metrics of each replaced worker begin anew",
+            folder,
+        )

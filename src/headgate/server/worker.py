@@ -1,10 +1,9 @@
-"""``python -m headgate.server.worker``: one of several processes of a service, started by its supervisor.
+"""``python -m headgate.server.worker``: one of a service's worker processes, started by its supervisor.
 
-The two talk over a socket that is the worker's standard input. The supervisor sends the orders, one line, and to a
-worker that serves a byte whenever enforcement is turned off or on, when the end is announced, and when it is to drain:
-of two signals, a process that has to wait for its turn may get the later one first. The end of the stream tells that
-the supervisor is gone. The worker answers with one line, when it serves, or why it cannot; from then on it sends an
-empty line every second, its heartbeat. Everything else is said by signals.
+They communicate over a socket, the worker's standard input. The supervisor sends the orders, as one line. To a worker
+that serves it sends one byte when enforcement is turned off or on, when the end is announced, and when to drain: two
+signals could arrive in the wrong order. The stream ends when the supervisor dies. The worker replies with one line,
+when it serves or why it cannot, and then with an empty line every second, its heartbeat. All else are signals.
 """
 
 from __future__ import annotations
@@ -31,55 +30,52 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("headgate.server")
 LONGEST_LINE = 1_048_576
-"""Bytes of orders, and of a report."""
+"""Bytes of orders, or of a report."""
 _LONGEST_ERROR = 10_000
 SWITCH = {False: b"0", True: b"1"}
-"""What tells a worker whether limits refuse."""
+"""Sent to turn enforcement off or on."""
 ANNOUNCE, DRAIN = b"a", b"d"
-"""What tells it that the service is about to end, and that it is to drain."""
+"""Sent when the service is about to end, and when to drain."""
 _HEARTBEAT = b"\n"
-_HEARTBEAT_EVERY = 1.0
-"""Seconds."""
+_HEARTBEAT_SECONDS = 1.0
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a worker is to do."""
+    """What a worker must know to serve."""
 
     settings: Settings
     sockets: dict[str, int]
-    """File descriptors of listening sockets, by what is spoken there: "http" or "grpc"."""
+    """File descriptors of listening sockets, by protocol: "http" or "grpc"."""
     slot: int
-    """Which of the workers it is, counted from 0; one that replaces another has its number."""
+    """Its number, from 0; a replacement has the number of the worker it replaces."""
     folder: str
-    """Where the workers share what they measure."""
+    """Where the workers share their measurements."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """How it began."""
+    """How a worker started."""
 
     rules: int = 0
-    """How many rules are in force."""
+    """The number of rules in force."""
     error: str = ""
-    """Why it cannot serve; empty if it does."""
+    """Why it cannot serve; empty if it serves."""
     is_usage: bool = False
-    """Whether that is for the user to put right, as in a file that is wrong."""
+    """Whether the user can fix the error, such as an invalid file."""
 
     @classmethod
     def of_failure(cls, error: Exception) -> Report:
-        """Return the report of a worker that cannot serve."""
         if isinstance(error, ModuleNotFoundError):
             error = UsageError(not_installed(error.name, "server"))
         text = str(error) or type(error).__name__
         return cls(error=text[:_LONGEST_ERROR], is_usage=isinstance(error, UsageError | ImportError))
 
 
-def line_of(message: Orders | Report) -> bytes:
-    """Write a message as a line."""
+def encode_line(message: Orders | Report) -> bytes:
     return msgspec.json.encode(message) + b"\n"
 
 
 def main() -> int:
-    """Do as the supervisor says; returns the exit code."""
+    """Run the worker; returns the exit code."""
     with socket.socket(fileno=0) as channel:
         orders = msgspec.json.decode(_read_line(channel), type=Orders)
         try:
@@ -87,19 +83,19 @@ def main() -> int:
             run(_work(orders, channel))
         except (HeadgateError, OSError, ImportError) as error:
             channel.setblocking(True)
-            with suppress(ConnectionError):  # if the supervisor is gone, nobody wants to know
-                channel.sendall(line_of(Report.of_failure(error)))
+            with suppress(ConnectionError):  # the supervisor may have died
+                channel.sendall(encode_line(Report.of_failure(error)))
             return 1
     return 0
 
 
 def _read_line(channel: socket.socket) -> bytes:
-    """Read one line, and nothing after it: nothing comes before it is answered."""
+    """Read one line; nothing follows it before the worker replies."""
     line = b""
     while not line.endswith(b"\n"):
         part = channel.recv(LONGEST_LINE)
         if not part:
-            raise SystemExit("this is started by `headgate serve --workers N`, not by hand")
+            raise SystemExit("`headgate serve --workers N` starts this program; do not start it by hand")
         line += part
     return line
 
@@ -111,25 +107,25 @@ async def _work(orders: Orders, channel: socket.socket) -> None:
     heartbeats: list[asyncio.Task[None]] = []
     commands: dict[bytes, Callable[[], None]] = {ANNOUNCE: shutdown.announce, DRAIN: shutdown.drain}
 
-    def heard() -> None:
+    def receive() -> None:
         nonlocal is_orphaned
-        said = _received(channel)
-        for code in said:
+        received = _received(channel)
+        for code in received:
             commands[bytes((code,))]()
-        if not said:
-            loop.remove_reader(channel)  # it would be told again and again
+        if not received:
+            loop.remove_reader(channel)  # it would be called again and again
             is_orphaned = True
             if not shutdown.draining.is_set():
-                _LOG.error("the supervisor is gone: draining")
+                _LOG.error("the supervisor has died: draining")
                 shutdown.drain()
 
     def serving(node: Node) -> None:
         commands.update({byte: partial(node.enforce, enforcing=on) for on, byte in SWITCH.items()})
         if not is_orphaned:
-            channel.send(line_of(Report(node.rules)))
+            channel.send(encode_line(Report(node.rules)))
             heartbeats.append(loop.create_task(_send_heartbeats(channel)))
 
-    loop.add_reader(channel, heard)
+    loop.add_reader(channel, receive)
     sockets = {name: socket.socket(fileno=number) for name, number in orders.sockets.items()}
     try:
         await serve(orders.settings, sockets, serving, slot=orders.slot, folder=orders.folder, shutdown=shutdown)
@@ -137,15 +133,15 @@ async def _work(orders: Orders, channel: socket.socket) -> None:
         loop.remove_reader(channel)
         for task in heartbeats:
             task.cancel()
-        if is_orphaned:  # so is the folder
+        if is_orphaned:  # nobody else removes it
             shutil.rmtree(orders.folder, ignore_errors=True)
 
 
 def _received(channel: socket.socket) -> bytes:
-    """Return what the supervisor has sent; nothing if it is gone."""
+    """Return what the supervisor has sent; nothing if it has died."""
     try:
         return channel.recv(LONGEST_LINE)
-    except ConnectionError:  # it ended before it had read all that was sent to it
+    except ConnectionError:  # it died before it read everything that was sent to it
         return b""
 
 
@@ -154,10 +150,10 @@ async def _send_heartbeats(channel: socket.socket) -> None:
         try:
             channel.send(_HEARTBEAT)
         except BlockingIOError:
-            pass  # the supervisor is busy, and has enough of them
+            pass  # the supervisor is busy and has unread ones
         except ConnectionError:
-            return  # it is gone, which is noticed elsewhere
-        await asyncio.sleep(_HEARTBEAT_EVERY)
+            return  # it has died, which `receive` notices
+        await asyncio.sleep(_HEARTBEAT_SECONDS)
 
 
 if __name__ == "__main__":

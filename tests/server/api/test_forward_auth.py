@@ -203,7 +203,7 @@ def test_what_proxies_prove_themselves_with_is_not_their_clients(identifier: Ide
     with serving(RULES, forward_auth=settings) as service:
         response = asked(service, NGINX)
     if taken:
-        assert f"with caller keys, {taken} of a request is the proxy's" in problem(response)["detail"]
+        assert f"with caller keys, {taken} of a request belongs to the proxy" in problem(response)["detail"]
     else:
         assert response.status == 200
 

@@ -16,8 +16,8 @@ from jsonschema import Draft202012Validator
 from headgate.config.problems import Findings, InvalidRules, ProblemKind
 from headgate.config.schema import DIALECT
 from headgate.config.yaml_text import Document
-from headgate.server.clients import LOOPBACK
 from headgate.server.identity.loading import FILE, load_identity
+from headgate.server.proxied_clients import LOOPBACK
 from headgate.web.apikey import digest
 from headgate.web.identity import Identifier
 from tests.web.tokens import NOW, NOW_S, SECRET, jwk, private_key, public_pem, signed

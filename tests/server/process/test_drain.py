@@ -131,7 +131,7 @@ def test_who_is_not_done_in_the_time_for_draining_is_not_waited_for(redis: Redis
         with unfinished(found.started().http_port):
             found.signal(signal.SIGTERM)
             assert found.ended() == 0
-        assert "some requests had not ended in 0.5 s, and were cut off" in found.complained
+        assert "some requests had not ended within 0.5 s and were cut off" in found.complained
 
 
 def test_one_process_ends_at_once_at_the_second_signal() -> None:

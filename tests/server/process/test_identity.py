@@ -286,7 +286,7 @@ def test_a_file_that_is_not_there_is_named_with_the_option(tmp_path: Path) -> No
 def test_what_is_said_in_two_places_is_refused(tmp_path: Path) -> None:
     identity = prepared(tmp_path)
     said = complaint(*options(identity), "--trusted-proxies", "10.0.0.0/8")
-    assert f"{identity}:6:3: addresses.trusted: the option --trusted-proxies says who is trusted, too" in said
+    assert f"{identity}:6:3: addresses.trusted: the option --trusted-proxies sets the trusted proxies, too" in said
 
 
 def test_headers_that_are_the_proxys_own_cannot_be_its_clients(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_headers_that_are_the_proxys_own_cannot_be_its_clients(tmp_path: Path) -
     with service(*options(identity), "--caller-keys", str(callers)) as found:
         status, _, told = asked(found.started(), ("X-Api-Key", "edge-key"))
         assert status == 400
-        assert "with caller keys, authorization and x-api-key of a request is the proxy's" in told
+        assert "with caller keys, authorization and x-api-key of a request belongs to the proxy" in told
     keys = identity.read_text().partition("tokens:")[0].replace("x-api-key", "x-client-key")
     identity.write_text(keys)
     with service(*options(identity), "--caller-keys", str(callers)) as found:

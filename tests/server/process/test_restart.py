@@ -46,7 +46,7 @@ def test_sigterm_fails_health_checks_and_everything_is_served_until_the_delay_is
             assert found.get("/healthz")[0] == 200
             found.signal(signal.SIGTERM)
         assert found.ended() == 0
-        assert found.complained.count("leaving: health checks fail") == 1
+        assert found.complained.count("announcing the end: health checks fail") == 1
 
 
 def test_a_worker_that_dies_during_the_delay_is_missed_by_nobody(redis: RedisServer) -> None:

@@ -122,16 +122,16 @@ def test_a_password_of_the_store_is_shown_nowhere() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--workers", "2"], "--workers: 2 workers need a store that they share"),
+        (["--workers", "2"], "--workers: 2 workers need a shared store"),
         (["--workers", "many"], "--workers must be a number, not 'many'"),
-        (["--http-port", "70000"], "--http-port: a whole number from 0 to 65535"),
+        (["--http-port", "70000"], "--http-port: must be a whole number from 0 to 65535"),
         (["--rules", "no/such.yaml"], "--rules: there is no file"),
         (["--store", "sqlite:///x"], "unknown store"),
         (["--store", "redis://host?tiemout=1"], "tiemout"),
         (["--host", "no.such.host.invalid"], "--host 'no.such.host.invalid'"),
         (["--log-access", "perhaps"], "--log-access must be on or off"),
         (["--tls-cert", __file__, "--tls-key", __file__], "the certificates cannot be used"),
-        (["--caller-keys", __file__], "a line is NAME"),
+        (["--caller-keys", __file__], "each line must be NAME"),
         (["--rules", __file__], "test_serve.py"),
         (["--no-such-option"], "--no-such-option"),
     ],
@@ -147,7 +147,7 @@ def test_a_port_in_use_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         found = ran("--grpc-port", str(other.getsockname()[1]))
     assert found.process.returncode == 2
-    assert "another program does" in found.kept[1]
+    assert "another program listens" in found.kept[1]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

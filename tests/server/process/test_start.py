@@ -70,7 +70,7 @@ def test_a_store_that_says_nothing_is_taken_to_be_away_before_the_first_request(
         assert value(shown, "headgate_store_calls_total") == 0
         answers = [found.check("u1") for _ in range(5)]
         assert all(answer["allowed"] and answer["degraded"] for answer in answers)
-        assert "the store cannot decide" in found.complained
+        assert "the store is unavailable" in found.complained
         assert "no answer in 0.25 s" in found.complained
 
 
@@ -80,4 +80,4 @@ def test_a_store_that_is_not_there_does_not_keep_a_node_from_answering(rules: st
         answer = found.check("u1")
         assert answer["allowed"]
         assert answer["degraded"]
-        assert "the store cannot decide" in found.complained
+        assert "the store is unavailable" in found.complained

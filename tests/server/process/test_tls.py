@@ -67,7 +67,7 @@ def test_a_certificate_and_a_key_that_do_not_fit_are_told(tmp_path: Path, capsys
     assert main(["serve", "--check", "--tls-cert", str(key), "--tls-key", str(cert)]) == 2
     assert "they are swapped" in capsys.readouterr().err
     assert main(["serve", "--check", "--tls-cert", str(key), "--tls-key", str(key)]) == 2
-    assert "PEM files are needed" in capsys.readouterr().err
+    assert "they must be PEM files" in capsys.readouterr().err
     another = Authority(tmp_path, "another").signed("other")[1]
     assert main(["serve", "--check", "--tls-cert", str(cert), "--tls-key", str(another)]) == 2
-    assert "the key is that of another certificate" in capsys.readouterr().err
+    assert "the key belongs to another certificate" in capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""Pages for those who watch over a node.
+"""Pages about a node, for operators, load balancers and Prometheus.
 
-``/healthz`` says that the process lives, ``/readyz`` (and ``/healthcheck``) that it should be asked; ``/metrics`` and
-``/hotkeys`` show what it has counted; ``/docs`` is the reference of the API.
+``/healthz`` reports that the process runs, ``/readyz`` (and ``/healthcheck``) that it accepts requests; ``/metrics``
+and ``/hotkeys`` report what it has counted; ``/docs`` is the API reference.
 """
 
 from __future__ import annotations
@@ -21,71 +21,66 @@ from headgate.server.readiness import Readiness
 from headgate.server.wire.messages import Fields, Handler, HttpRequest, HttpResponse
 
 _REST = 3.0
-"""How many times as long as a page took nobody gets another one: so pages take a quarter of the time at most."""
+"""The pause after writing a page, as a multiple of the time it took: pages take at most a quarter of the time."""
 _Page: TypeAlias = tuple[bytes, bytes]
 """Content type and body."""
 _FIELDS = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
 
 
 class HealthPages:
-    """Answers those who watch over the process."""
+    """Health checks."""
 
     def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
 
     async def alive(self, _: HttpRequest) -> HttpResponse:
-        """Answer, which is all there is to say."""
         return HttpResponse(200, b'{"status":"alive"}', _FIELDS)
 
     async def ready(self, _: HttpRequest) -> HttpResponse:
-        """Answer 200 while requests are welcome; the status is "ready", or "degraded" while the store is away."""
+        """Answer 200 unless the node drains; the status is "ready", or "degraded" while the store is unavailable."""
         if self._readiness.is_draining:
             return HttpResponse(503, b'{"status":"draining"}', (*_FIELDS, (b"retry-after", b"1")))
         degraded = await self._readiness.degraded()
-        told: dict[str, str | int] = {"status": "degraded", "reason": degraded} if degraded else {"status": "ready"}
+        body: dict[str, str | int] = {"status": "degraded", "reason": degraded} if degraded else {"status": "ready"}
         if nodes := self._readiness.nodes:
-            told["nodes"] = nodes
+            body["nodes"] = nodes
         if not self._readiness.enforcing():
-            told["enforcement"] = "off"
+            body["enforcement"] = "off"
         if self._readiness.stale():
-            told["rules"] = "last_good"
-        return HttpResponse(200, msgspec.json.encode(told), _FIELDS)
+            body["rules"] = "last_good"
+        return HttpResponse(200, msgspec.json.encode(body), _FIELDS)
 
 
 class MetricsPages:
-    """Answers those who watch. Anybody may ask for metrics, and as often as they like, so they share what they get.
-
-    Args:
-        recorder: what has counted.
-    """
+    """Metrics and hot keys. Anyone may request metrics, however often, so concurrent requests share a page."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._next: dict[bool, asyncio.Task[_Page]] = {}
-        """Pages that are not begun, in either format: whoever asks now gets the same."""
+        """Pages in either format that are not begun yet."""
         self._writing = asyncio.Lock()
         self._rest_until = 0.0
 
     async def metrics(self, request: HttpRequest) -> HttpResponse:
-        """Answer with the metrics of all workers, as Prometheus wants them."""
+        """Answer with the metrics of all workers, in Prometheus's format."""
         accept = request.header(b"accept")
         wanted = wants_openmetrics(accept)
         page = self._next.get(wanted)
         if page is None:
-            page = self._next[wanted] = asyncio.get_running_loop().create_task(self._written(accept, wanted))
+            page = self._next[wanted] = asyncio.get_running_loop().create_task(self._write(accept, wanted))
         kind, body = await asyncio.shield(page)
         return HttpResponse(200, body, ((b"content-type", kind),))
 
     async def hot_keys(self, _: HttpRequest) -> HttpResponse:
-        """Answer with the keys that are asked about and refused most."""
+        """Answer with the keys that have the most requests and refusals."""
         return HttpResponse(200, self._recorder.hot_keys(), ((b"content-type", b"application/json"),))
 
-    async def _written(self, accept: bytes | None, wanted: bool) -> _Page:  # noqa: FBT001  a key
+    async def _write(self, accept: bytes | None, wanted: bool) -> _Page:  # noqa: FBT001  a key
         """Write a page in a thread, one at a time."""
         loop = asyncio.get_running_loop()
         async with self._writing:
             await asyncio.sleep(max(0.0, self._rest_until - loop.time()))
-            del self._next[wanted]  # whoever comes from now on wants to see what is counted meanwhile
+            del self._next[wanted]  # later requests get a later page
             began = loop.time()
             self._recorder.refresh()
             try:
@@ -95,7 +90,7 @@ class MetricsPages:
 
 
 def reference_pages() -> Mapping[bytes, Handler]:
-    """Return what answers the paths of the API reference, all of which is read now."""
+    """Return the handlers of the API reference, by path; all files are read now."""
     return {
         path.encode(): partial(
             _reference, file, tuple((name.encode(), value.encode()) for name, value in file.headers.items())

@@ -1,4 +1,4 @@
-"""Which path is answered by what. The paths of the decision plane are listed in docs/api.md."""
+"""The handlers of the decision plane, by path; docs/api.md lists the paths."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def application(
     reference: Mapping[bytes, Handler] = _NO_HANDLERS,
     admit_more: AdmitMore = admit_any,
 ) -> Handler:
-    """Return what answers all that is asked over HTTP.
+    """Return the handler of all requests over HTTP.
 
     Args:
-        decisions: what decides; its recorder has the metrics.
-        readiness: whether this process should be asked.
-        forward_auth: how proxies ask.
-        timestamps: what clients' timestamps may be.
+        decisions: makes the decisions; its recorder has the metrics.
+        readiness: whether this process accepts requests.
+        forward_auth: settings of forward authentication.
+        timestamps: which timestamps of clients are accepted.
         reset_format: of X-RateLimit-Reset in answers to checks, see `ResponseHeaders`.
-        others: what answers other paths, whatever the method, such as ``/json``.
-        reference: what answers the paths of the API reference.
-        admit_more: asked whether so many questions of a batch beyond the first are let in.
+        others: handlers of other paths, for any method, such as ``/json``.
+        reference: handlers of the API reference.
+        admit_more: admits the further checks of a batch.
     """
     answers = CheckAnswers(reset_format, decisions.engine.refusal_of)
     checks = Checks(decisions, answers, timestamps or Timestamps(), admit_more)
@@ -74,17 +74,17 @@ def application(
 
 
 def statuses_of(forward_auth: ForwardAuth) -> Mapping[bytes, int]:
-    """Return the statuses of requests that are not even HTTP, by path, where they are not those of HTTP.
+    """Return the statuses of requests that are not valid HTTP, by path, where they differ from HTTP's.
 
-    What a proxy asks carries what its client sent. If that cannot be read, the proxy must understand that it does not
-    pass: a status that it takes for a failure of ours may let it pass.
+    A proxy's request contains what its client sent. If that is malformed, the proxy must get a status that refuses the
+    client: it could take another one for a failure of ours, and let the client pass.
     """
     status = forward_auth.unreadable_status
     return {} if status is None else {FORWARD_AUTH: status}
 
 
 class _Router:
-    """Finds the handler of a request, and returns what that returns."""
+    """Finds the handler of a request."""
 
     def __init__(self, routes: Mapping[bytes, tuple[frozenset[bytes] | None, Handler]]) -> None:
         self._routes = routes
@@ -102,7 +102,7 @@ class _Router:
 def _not_found(request: HttpRequest) -> HttpResponse:
     if request.path == b"*" and request.method == b"OPTIONS":
         return HttpResponse(204)
-    detail = f"there is nothing at {shown(request.path.decode('latin-1'))}; checks are sent to {CHECK.decode()}"
+    detail = f"there is nothing at {shown(request.path.decode('latin-1'))}; send checks to {CHECK.decode()}"
     return problem_response(of_status(404, detail))
 
 
@@ -111,5 +111,5 @@ def _other_method(request: HttpRequest, methods: frozenset[bytes]) -> HttpRespon
     if request.method == b"OPTIONS":
         return HttpResponse(204, b"", (allow,))
     path, method = (shown(text.decode("latin-1")) for text in (request.path, request.method))
-    detail = f"{path} is asked with {' or '.join([name.decode() for name in sorted(methods)])}, not with {method}"
+    detail = f"{path} accepts {' or '.join([name.decode() for name in sorted(methods)])}, not {method}"
     return problem_response(of_status(405, detail), allow)

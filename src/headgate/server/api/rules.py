@@ -1,11 +1,11 @@
-"""The rules in force, for clients that decide by them while the service is away: ``GET /api/v1/rate-limit/rules``.
+"""``GET /api/v1/rate-limit/rules``: the rules in force, for clients that decide by them while the service is down.
 
 ::
 
     {"version": 3, "enforcing": true, "rules": {"version": 1, "rules": [...], "users": {...}, ...}}
 
-`rules` is what a file of rules has, as JSON. It is as private as that file: whoever may ask for checks may ask for it.
-The ETag is the same for all workers and nodes that have the same rules, whatever they call their version.
+`rules` has the content of a rules file, as JSON. It is as private as that file: every caller that may send checks may
+read it. The ETag is the same for all workers and nodes with the same rules, whatever their versions.
 """
 
 from __future__ import annotations
@@ -27,19 +27,15 @@ _PRIVATE = (b"cache-control", b"private, no-cache")
 
 
 class RulesDocument(NamedTuple):
-    """Rules as they are sent."""
+    """Rules in the form in which they are sent."""
 
     etag: str
-    """With its quotation marks."""
+    """Includes the quotation marks."""
     body: bytes
 
 
 class RulesPages:
-    """Gives out the rules of an engine, written once for each version of them.
-
-    Args:
-        engine: whose rules.
-    """
+    """Answers with the rules of an engine, serialized once per version."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
@@ -47,11 +43,11 @@ class RulesPages:
         self._writing: asyncio.Future[RulesDocument] | None = None
 
     async def document(self) -> RulesDocument:
-        """Return the rules in force; they are written in a thread, since they may be many."""
+        """Return the rules in force; a thread serializes them, since there may be many."""
         policy, writing = self._engine.policy, self._writing
         if writing is None or self._of is not policy or (writing.done() and writing.exception() is not None):
             loop = asyncio.get_running_loop()
-            self._of, self._writing = policy, loop.run_in_executor(None, _written, policy)
+            self._of, self._writing = policy, loop.run_in_executor(None, _document, policy)
             writing = self._writing
         return await asyncio.shield(writing)
 
@@ -64,7 +60,7 @@ class RulesPages:
         return HttpResponse(200, document.body, (_JSON, *fields))
 
 
-def _written(policy: Policy) -> RulesDocument:
+def _document(policy: Policy) -> RulesDocument:
     rules = msgspec.json.encode({"enforcing": policy.enforcing, "rules": to_data(policy.ruleset)})
     etag = f'"{sha256(rules).hexdigest()[:32]}"'
     return RulesDocument(etag, b'{"version":%d,%b' % (policy.version, rules[1:]))

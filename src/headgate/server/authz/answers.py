@@ -16,7 +16,7 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND
 from headgate.engine import Ruling
 from headgate.protos import entry, framed, text_writer, varint
-from headgate.server.clients import ClientAnswer
+from headgate.server.proxied_clients import ClientAnswer
 from headgate.server.wire.grpc.calls import StatusCode
 from headgate.web.identity import Identity
 from headgate.web.problem import CONTENT_TYPE, ProblemDocument

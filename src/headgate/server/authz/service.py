@@ -19,8 +19,8 @@ from headgate.server.api.checks import problem_of
 from headgate.server.authz import answers
 from headgate.server.authz.answers import PREFIX, UPSTREAM, header, removal
 from headgate.server.authz.questions import AuthzQuestion, InvalidRoute, Questions
-from headgate.server.clients import NOT_TRUSTED, ClientAnswer, ClientAnswers, Identifying, noted
 from headgate.server.decisions import Decisions
+from headgate.server.proxied_clients import NOT_TRUSTED, ClientAnswer, ClientAnswers, Identifying, log_reasons
 from headgate.server.wire.grpc.calls import UnaryCall
 from headgate.web.headers import ResponseHeaders
 from headgate.web.identity import Identifier, Identity
@@ -81,7 +81,7 @@ class AuthorizationService:
         question = self._questions.read(call.message, call.metadata)
         address = identifier.addresses.attested(peer, question.address)
         payloads = question.payloads(identifier)
-        identity = noted(identifier.identify_at(address, question.lines, now, question.query, payloads))
+        identity = log_reasons(identifier.identify_at(address, question.lines, now, question.query, payloads))
         objection = _objection(identity, question.route.require)
         ruling = await self._decisions.in_time(call.timeout).check(
             _request(question, identity, by_address=objection is not None)

@@ -1,7 +1,6 @@
-"""Identity files: every field, declared once, and the `Identifier` that is made of them.
+"""Identity files: the declaration of every field, and the `Identifier` that a file describes.
 
-All problems of a file are told at once, each with its place. Whatever a file says, `headgate.web` has the last word on
-it; what it refuses is told with the line that it is about.
+All problems of a file are reported at once, with their lines, including those that `headgate.web` finds.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from headgate.config.problems import Path as Place
 from headgate.config.schema import Field, ListOf, MapOf, Record, Scalar, Schema
 from headgate.config.yaml_text import Document, text_of
 from headgate.files import UnreadableFile, content_of
-from headgate.server.clients import LOOPBACK
+from headgate.server.proxied_clients import LOOPBACK
 from headgate.web.address import MAX_HOPS, AddressReader
 from headgate.web.apikey import NO_KEYS, ApiKeys, Holder
 from headgate.web.errors import InvalidSettings
@@ -32,47 +31,45 @@ T = TypeVar("T")
 FORWARDED_FOR = "x-forwarded-for"
 _USER = {"user": "sub"}
 MAX_KEY_FILE = 1_048_576
-"""Bytes of a file with the keys of an issuer."""
+"""Bytes of an issuer's key file."""
 _DIGEST = Scalar(
     {"type": "string", "pattern": "^[0-9A-Fa-f]{64}$"},
     "is not a digest",
     "64 of 0-9 a-f",
     str.lower,
-    lambda *_: 'Make it with: printf %s "$KEY" | sha256sum. The key itself does not belong here.',
+    lambda *_: 'Create it with: printf %s "$KEY" | sha256sum. The key itself does not belong here.',
     is_secret=True,
 )
-"""The SHA-256 of an API key, in hexadecimal. What stands there instead is never repeated: it may be the key."""
+"""The SHA-256 of an API key, in hexadecimal. An invalid value is never shown: it may be the key."""
 _HEADER = Scalar.text("the name of a header, such as x-api-key", most=64, numbers=False)
 _PRINCIPAL = Scalar.text("printable text, up to 512 bytes", most=512)
-_FILE = Scalar.text("a file, from the folder of this one", most=4096, numbers=False)
-
+_FILE = Scalar.text("a file, relative to the folder of this one", most=4096, numbers=False)
 
 HOLDER = Record(
     "an API key",
     {
         "sha256": Field(_DIGEST, "The SHA-256 of the key, in hexadecimal.", required=True),
-        "name": Field(_PRINCIPAL, "What rules and logs call the key; default: some digits of its digest."),
-        "user": Field(_PRINCIPAL, "The user whose key it is."),
-        "tenant": Field(_PRINCIPAL, "The tenant whose key it is."),
+        "name": Field(_PRINCIPAL, "The key's name in rules and logs; default: some digits of its digest."),
+        "user": Field(_PRINCIPAL, "The user that the key belongs to."),
+        "tenant": Field(_PRINCIPAL, "The tenant that the key belongs to."),
         "tier": Field(_PRINCIPAL, "The tier of its holder."),
     },
 )
 
-
 OF_DATABASE = "database"
-"""In place of a list of API keys: only those of the database's consumers."""
+"""In place of a list of API keys: the keys of the database's consumers, and no others."""
 
 
 class Holders:
-    """A list of API keys, or the word database. What has another form is not repeated either."""
+    """A list of API keys, or the word database. Invalid entries are never shown."""
 
     def read(self, value: object, path: Place, findings: Findings) -> list[dict[str, Any] | None] | None:
-        one = f"{{sha256: DIGEST}}, and any of {', '.join([*HOLDER.fields][1:])}"
+        one = f"{{sha256: DIGEST}}, with any of {', '.join([*HOLDER.fields][1:])}"
         if value == OF_DATABASE:
             return []
         if type(value) is not list or not value:
             wrong = "has no key" if value == [] else "is not a list of API keys"
-            findings.add(path, wrong, f"a list, with for each key {one}; or {OF_DATABASE}")
+            findings.add(path, wrong, f"a list, with {one} for each key; or {OF_DATABASE}")
             return None
         read = []
         for index, item in enumerate(value):
@@ -91,32 +88,32 @@ class Holders:
 _CLAIMS = Field(
     MapOf(
         Scalar.text("the name of a claim", most=512),
-        "claims by what they tell, such as {user: sub, tenant: org, tier: plan}",
+        "claims by their meaning, such as {user: sub, tenant: org, tier: plan}",
         keys="(?!(?:apikey|endpoint|global|ip)$)[a-z][a-z0-9_]{0,31}",
     ),
-    "Which claims name the user, the tenant, the tier, or others that rules know; default: {user: sub}.",
+    "The claims with the user, the tenant, the tier, or other attributes for rules; default: {user: sub}.",
 )
 _REALM = Field(
     Scalar.text("1 to 64 of A-Z a-z 0-9 . _ -", "[A-Za-z0-9._-]{1,64}", 64),
-    "Put before the names of its users; needed where there are several issuers.",
+    "The prefix of its users' names; required with several issuers.",
 )
 ISSUER = Record(
     "an issuer",
     {
         "issuer": Field(
-            Scalar.text("text, as in the claim iss", most=512), "What the claim iss must be; default: any."
+            Scalar.text("text, as in the claim iss", most=512), "The required value of the claim iss; default: any."
         ),
         "audience": Field(
             ListOf(Scalar.text("text, as in the claim aud", most=512), "a list such as [api]"),
-            "One of these must be in the claim aud. Where it is not given, no token for an audience is accepted.",
+            "One of these must be in the claim aud. Without it, tokens with an audience are not accepted.",
         ),
         "algorithms": Field(
             ListOf(Scalar.choice(FAMILIES.keys()), f"a list of {', '.join(FAMILIES)}"),
-            "By which tokens may be signed, such as [RS256].",
+            "The algorithms that tokens may be signed with, such as [RS256].",
             required=True,
         ),
         "jwks": Field(_FILE, "A file with the keys, as a JWK set."),
-        "pem": Field(_FILE, "Or a file with the only key, as PEM."),
+        "pem": Field(_FILE, "Alternatively, a file with the only key, as PEM."),
         "claims": _CLAIMS,
         "realm": _REALM,
         "leeway_s": Field(Scalar.whole(0, 600), "By how many seconds clocks may differ; default: 60."),
@@ -125,39 +122,39 @@ ISSUER = Record(
 ADDRESSES = Record(
     "addresses",
     {
-        "header": Field(_HEADER, "Where proxies write the address of their client; default: x-forwarded-for."),
+        "header": Field(_HEADER, "The header with which proxies send the client's address; default: x-forwarded-for."),
         "trusted": Field(
             ListOf(Scalar.text("a network such as 10.0.0.0/8, or unix", most=64), "a list such as [10.0.0.0/8, unix]"),
-            "The networks of the proxies, which alone may ask; default: this machine.",
+            "The networks of the trusted proxies; default: this machine.",
         ),
-        "hops": Field(Scalar.whole(1, MAX_HOPS), "Instead: how many proxies there are, whoever they are."),
-        "ipv6_prefix": Field(Scalar.whole(32, 128), "How many bits of an IPv6 address make one client; default: 64."),
+        "hops": Field(Scalar.whole(1, MAX_HOPS), "Alternatively, the number of proxies, whatever their addresses."),
+        "ipv6_prefix": Field(Scalar.whole(32, 128), "How many bits of an IPv6 address identify a client; default: 64."),
     },
 )
 API_KEYS = Record(
     "api_keys",
     {
-        "header": Field(_HEADER, "Where clients send their key; default: x-api-key."),
+        "header": Field(_HEADER, "The header with which clients send their key; default: x-api-key."),
         "scheme": Field(
             Scalar.text("a word such as Bearer", "[A-Za-z0-9-]{1,32}", 32, numbers=False), "The word before it, if any."
         ),
         "query": Field(
             Scalar.text("the name of a query parameter, such as api_key", "[A-Za-z0-9_.~-]{1,64}", 64, numbers=False),
-            "Or the query parameter in which they send it.",
+            "Alternatively, the query parameter with which they send it.",
         ),
         "keys": Field(
             Holders(),
-            "The keys that are accepted, by their digests; or database: those of consumers alone.",
+            "The accepted keys, by digest; or database: those of consumers only.",
             required=True,
         ),
     },
 )
 JWT_METADATA = Record(
-    "claims that Envoy tells",
+    "the claims of a provider in Envoy",
     {
         "key": Field(
             Scalar.text("a name such as headgate", most=64, numbers=False),
-            "What payload_in_metadata of the provider in Envoy is; default: headgate.",
+            "The provider's payload_in_metadata in Envoy; default: headgate.",
         ),
         "claims": _CLAIMS,
         "realm": _REALM,
@@ -166,16 +163,16 @@ JWT_METADATA = Record(
 FILE = Record(
     "an identity file",
     {
-        "version": Field(Scalar.version(1), "The version of this form: write version: 1.", required=True),
-        "addresses": Field(ADDRESSES, "Which proxies are believed about the addresses of their clients."),
-        "api_keys": Field(API_KEYS, "The API keys that clients may have."),
+        "version": Field(Scalar.version(1), "The version of this format: write version: 1.", required=True),
+        "addresses": Field(ADDRESSES, "How the addresses of clients behind proxies are found."),
+        "api_keys": Field(API_KEYS, "The API keys of clients."),
         "tokens": Field(
             ListOf(ISSUER, "a list of issuers, each with algorithms and jwks or pem"),
-            "Whose tokens (JWT) clients may have.",
+            "The issuers of clients' tokens (JWT).",
         ),
         "jwt_metadata": Field(
             ListOf(JWT_METADATA, "a list such as [{claims: {user: sub}}]"),
-            "Tokens that Envoy's filter jwt_authn verifies before it asks.",
+            "Tokens that Envoy's filter jwt_authn has verified.",
         ),
     },
     extensions=True,
@@ -189,16 +186,13 @@ def load_identity(
     *,
     has_consumers: bool = False,
 ) -> Identifier:
-    """Return what finds out who asks, as a file says.
+    """Return the identifier that a file describes. Raises InvalidRules, with all problems.
 
     Args:
-        path: of the YAML file. Files that it names are looked for in its folder.
-        trusted: networks of proxies that were named elsewhere; the file may not name others then.
+        path: of the YAML file. Files that it names are relative to its folder.
+        trusted: networks of proxies set elsewhere; the file must not set others then.
         reading: called with each file that it names, before that is read.
         has_consumers: whether there is a database, which has keys of consumers.
-
-    Raises:
-        InvalidRules: with all the problems.
     """
     name = fspath(path)
     document = Document(text_of(path), name, "an identity file", has_secrets=True)
@@ -206,21 +200,20 @@ def load_identity(
     read = FILE.read(document.data, (), findings)
     identifier = None
     if read is not None and not findings.count:
-        identifier = _Building(Path(name).parent, findings, reading, has_consumers=has_consumers).identifier(
-            read, trusted
-        )
+        building = _Building(Path(name).parent, findings, reading, has_consumers=has_consumers)
+        identifier = building.identifier(read, trusted)
     if identifier is None or findings.count or document.problems:
         raise InvalidRules(without_secrets(findings, "api_keys"))
     return identifier
 
 
 def without_secrets(findings: Findings, *places: str) -> list[Finding]:
-    """Return problems, those at some places without their line: there, it may have a key, or a password."""
+    """Return problems, without the lines of those at some places: the lines may contain a key or a password."""
     return [replace(each, source="") if each.path.startswith(places) else each for each in findings.problems()]
 
 
 class _Building:
-    """Makes the parts of a file that is well formed, and notes what makes no sense."""
+    """Builds the parts of a well-formed file, and reports semantic errors."""
 
     def __init__(
         self, folder: Path, findings: Findings, reading: Callable[[Path], object], *, has_consumers: bool
@@ -244,8 +237,8 @@ class _Building:
         path, header = ("addresses",), given.get("header", FORWARDED_FOR)
         for said in ("trusted", "hops"):
             if said in given and elsewhere:
-                message = "the option --trusted-proxies says who is trusted, too"
-                self._note((*path, said), message, "Say it in one of the two places.", at_key=True)
+                message = "the option --trusted-proxies sets the trusted proxies, too"
+                self._note((*path, said), message, "Set them in one of the two places.", at_key=True)
         trusted = given.get("trusted", () if given.get("hops") else (elsewhere or LOOPBACK))
         for index, network in enumerate(trusted):
             self._made((*path, "trusted", index), AddressReader, FORWARDED_FOR, [network])
@@ -289,11 +282,11 @@ class _Building:
         sources = {"jwks": keys_from_jwks, "pem": keys_from_pem}
         named = [source for source in sources if source in given]
         if len(named) != 1:
-            self._note(path, "its keys are in one file", "Give either jwks or pem.")
+            self._note(path, "must have exactly one file of keys", "Give either jwks or pem.")
             return None
         (source,) = named
         if not given["algorithms"]:
-            self._note((*path, "algorithms"), "names no algorithm", "Say by which its tokens are signed: [RS256].")
+            self._note((*path, "algorithms"), "names no algorithm", "Give those that sign its tokens: [RS256].")
             return None
         file = self._folder / given[source]
         self._reading(file)
@@ -321,7 +314,7 @@ def keys_from_jwks(path: Path, algorithms: Sequence[str]) -> tuple[VerificationK
     try:
         return key_set(msgspec.json.decode(content), algorithms)
     except (msgspec.DecodeError, RecursionError):
-        raise InvalidSettings(f'{path} is not JSON; a JWK set is such as {{"keys": [...]}}') from None
+        raise InvalidSettings(f'{path} is not JSON; a JWK set looks like {{"keys": [...]}}') from None
     except InvalidSettings as error:
         raise InvalidSettings(f"{path}: {error}") from None
 
@@ -329,7 +322,7 @@ def keys_from_jwks(path: Path, algorithms: Sequence[str]) -> tuple[VerificationK
 def keys_from_pem(path: Path, algorithms: Sequence[str]) -> tuple[VerificationKey, ...]:
     """Return the key of a PEM file. Raises InvalidSettings."""
     if len(algorithms) != 1:
-        raise InvalidSettings(f"a key as PEM is for one algorithm, not for {len(algorithms)}")
+        raise InvalidSettings(f"a PEM key is for one algorithm, not for {len(algorithms)}")
     (algorithm,) = algorithms
     if FAMILIES[algorithm] == "oct":
         raise InvalidSettings(f"{algorithm} has a shared secret rather than a PEM file: give it as a JWK set")

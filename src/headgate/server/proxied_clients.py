@@ -1,8 +1,7 @@
-"""Clients of proxies: who finds out who they are, and what they are told, whichever way their proxy asks.
+"""Clients of proxies: their identification, and the answers that their proxy passes on to them.
 
-A proxy asks by forward authentication (`headgate.server.api.forward_auth`), Envoy also by its external authorization
-(`headgate.server.authz`). Both pass on the answer to their client: header fields, and a problem document if it is
-refused.
+Proxies use forward authentication (`headgate.server.api.forward_auth`); Envoy also external authorization
+(`headgate.server.authz`). Both pass on header fields, and a problem document to a client that is refused.
 """
 
 from __future__ import annotations
@@ -41,28 +40,28 @@ from headgate.web.problem import (
 
 Field = TypeVar("Field")
 LOOPBACK = ("127.0.0.0/8", "::1/128", "unix")
-"""Which proxies are trusted unless the settings say otherwise: what runs on this machine."""
-NOT_TRUSTED = "only proxies that the settings name as trusted may ask this"
+"""Proxies trusted by default: those on this machine."""
+NOT_TRUSTED = "only the trusted proxies of the settings may send this request"
 Identifying: TypeAlias = Callable[[], Identifier]
-"""Returns what finds out who asks, as the settings are now. One request is to be asked about by one of them."""
+"""Returns the identifier of the present settings. Use one identifier throughout a request."""
 _UNREMARKABLE = {"not configured", "absent", "of another scheme", "known key", "verified"}
 _LOG = logging.getLogger("headgate.server")
 
 
 class ClientAnswer(msgspec.Struct, Generic[Field], frozen=True, gc=False):
-    """What a client is told: that it may pass, or why not."""
+    """The answer for a client: it may pass, or why not."""
 
     fields: Sequence[Field] = ()
-    """Of the header of its response."""
+    """Header fields of the response."""
     problem: ProblemDocument | None = None
-    """Why it may not; None if it may."""
+    """Why it is refused; None if it may pass."""
 
 
 class ClientAnswers(Generic[Field]):
-    """Answers clients of proxies.
+    """Makes the answers for clients of proxies.
 
-    Header fields list only so many limits: to a proxy, a head that is too long is a failure, which may let the request
-    pass. `spelling` is how a field is written for the proxy.
+    Header fields list a bounded number of limits: a proxy treats a head that is too long as a failure, and may let the
+    request pass. `spelling` is the form of a field for the proxy.
     """
 
     def __init__(self, engine: AsyncEngine, headers: ResponseHeaders, spelling: Spelling[Field]) -> None:
@@ -72,17 +71,16 @@ class ClientAnswers(Generic[Field]):
         self._no_store = spelling("Cache-Control")("no-store")
 
     def of(self, ruling: Ruling, now: int) -> ClientAnswer[Field]:
-        """Return what follows from a ruling on a request that came at `now`, in microseconds since the epoch."""
+        """Return the answer to a request that came at `now`, in microseconds since the epoch."""
         if ruling.decision is not None:
             return self._decided(ruling, ruling.decision, now)
         return ClientAnswer() if ruling.allowed else self.refused(of_status(403, NOT_ADMITTED))
 
     def refused(self, problem: ProblemDocument) -> ClientAnswer[Field]:
-        """Return the refusal of what no limit was asked about."""
+        """Return a refusal without limits."""
         return ClientAnswer((self._no_store,), problem)
 
     def _decided(self, ruling: Ruling, decision: Decision, now: int) -> ClientAnswer[Field]:
-        """Return what limits say."""
         limits: Sequence[tuple[LimitFields[Field], LimitTexts]]
         if decision.made_of:
             names = policy_names(ruling.rules, len(decision.parts))
@@ -103,17 +101,17 @@ class ClientAnswers(Generic[Field]):
         return ClientAnswer(fields, ProblemDocument(status, document))
 
     def _is_ours(self, ruling: Ruling) -> bool:
-        """Whether a refusal is due to the store, under a mode that refuses then: nobody's fault but ours."""
+        """Whether the store's failure caused the refusal, under a mode that refuses then."""
         return ruling.degraded != "" and self._mode_of(ruling.rule_id) is Mode.DENY
 
     def _prepare(self, name: str, quota: Quota) -> tuple[LimitFields[Field], LimitTexts]:
         return self._writer.prepare(name, quota), prepare(name, quota)
 
 
-def noted(identity: Identity) -> Identity:
-    """Return who asks; why a credential proved nothing is in the debug log."""
+def log_reasons(identity: Identity) -> Identity:
+    """Log at debug level why a credential was not accepted; returns the same identity."""
     if _LOG.isEnabledFor(logging.DEBUG):
         for credential in ("apikey", "jwt"):
             if (reason := identity.reasons[credential]) not in _UNREMARKABLE:
-                _LOG.debug("a client's %s proves nothing: %s", credential, reason)
+                _LOG.debug("a client's %s is not accepted: %s", credential, reason)
     return identity

@@ -1,7 +1,7 @@
-"""A folder of a process's own, among temporary files: for sockets, and for files that its children follow or share.
+"""Private temporary folders, for sockets and for files that child processes follow or share.
 
-It is removed at the end. A process that is killed leaves it behind, and the next one removes it: the folder is locked
-as long as its process lives, whatever the process is called in which container.
+A folder is removed at the end. One left by a killed process is removed by the next process: a folder is locked as long
+as its process lives, in whichever container that runs.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from headgate.core.errors import UsageError
 
 _PREFIX = "headgate-run-"
 _TRIES = 20
-"""Another that starts at the same time may see a new folder before it is locked, and remove it."""
+"""A process that starts at the same time may remove a new folder before it is locked."""
 
 
 @contextmanager
 def private_folder(parent: str | None = None) -> Iterator[Path]:
-    """Make a folder for the length of a with block, and remove those that killed processes of this user have left.
+    """Make a folder for the duration of a with block, and remove those that killed processes of this user left behind.
 
-    It is among temporary files unless there is a parent. Raises UsageError: it cannot be made, or not be locked.
+    Its parent is by default the folder of temporary files. Raises UsageError if it cannot be made or locked.
     """
     for left in Path(parent or gettempdir()).glob(f"{_PREFIX}*"):
         if (lock := _locked(left)) is not None:
             shutil.rmtree(left, ignore_errors=True)
             os.close(lock)
-    folder, lock = _made(parent)
+    folder, lock = _make(parent)
     try:
         yield folder
     finally:
@@ -39,20 +39,20 @@ def private_folder(parent: str | None = None) -> Iterator[Path]:
         os.close(lock)
 
 
-def _made(parent: str | None) -> tuple[Path, int]:
-    """Return a new folder, and what to close for others to lock it. Raises UsageError."""
+def _make(parent: str | None) -> tuple[Path, int]:
+    """Return a new folder, and the file descriptor that holds its lock. Raises UsageError."""
     for _ in range(_TRIES):
         try:
             folder = Path(mkdtemp(prefix=_PREFIX, dir=parent))
         except OSError as error:
-            raise UsageError(f"no folder can be made in {parent or gettempdir()}: {error.strerror}") from None
+            raise UsageError(f"cannot make a folder in {parent or gettempdir()}: {error.strerror}") from None
         if (lock := _locked(folder)) is not None:
             return folder, lock
-    raise UsageError(f"folders in {parent or gettempdir()} cannot be locked: let TMPDIR or XDG_RUNTIME_DIR be another")
+    raise UsageError(f"cannot lock folders in {parent or gettempdir()}: set TMPDIR or XDG_RUNTIME_DIR to another one")
 
 
 def _locked(folder: Path) -> int | None:
-    """Lock a folder of this user; returns what to close, None if another has locked or removed it."""
+    """Lock a folder of this user. Returns the file descriptor; None if another process locked or removed the folder."""
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from headgate.core.errors import UsageError
-from headgate.server.folders import private_folder
+from headgate.server.private_folder import private_folder
 
 
 def test_what_a_process_leaves_behind_that_is_killed_is_removed_by_the_next(tmp_path: Path) -> None:
     (tmp_path / "headgate-run-else").write_text("not a folder")
     (tmp_path / "headgate-run-link").symlink_to(tmp_path)
     script = f"""
-from headgate.server.folders import private_folder
+from headgate.server.private_folder import private_folder
 with private_folder({str(tmp_path)!r}) as folder:
     (folder / "shared").mkdir()
     print(folder, flush=True)
@@ -53,5 +53,5 @@ def test_those_that_start_at_once_leave_each_other_alone(tmp_path: Path) -> None
 
 
 def test_where_no_folder_can_be_made_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no folder can be made in .*/nowhere"), private_folder(f"{tmp_path}/nowhere"):
+    with pytest.raises(UsageError, match=r"cannot make a folder in .*/nowhere"), private_folder(f"{tmp_path}/nowhere"):
         raise AssertionError("it was made")

@@ -1,4 +1,4 @@
-"""Handlers and methods with a span around each call; without tracing they are left as they are."""
+"""Handlers and methods with a span around each call; unchanged without tracing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse, an
 
 _OWN_FAULT = 500
 _NO_ROUTE = frozenset({404, 405, 501})
-"""Then the path is the client's invention, and spans have few names."""
+"""With these, the client may have invented the path: it stays out of the span's name, since names must be few."""
 _OWN_CODES = frozenset(
     {StatusCode.UNKNOWN, StatusCode.INTERNAL, StatusCode.UNAVAILABLE, StatusCode.DATA_LOSS, StatusCode.UNIMPLEMENTED}
 )
@@ -30,7 +30,6 @@ _LONGEST = 200
 
 
 def traced_handler(handler: Handler, tracing: Tracing | None) -> Handler:
-    """Return a handler whose calls are traced."""
     if tracing is None:
         return handler
 
@@ -57,7 +56,6 @@ def traced_handler(handler: Handler, tracing: Tracing | None) -> Handler:
 
 
 def traced_methods(methods: Methods, tracing: Tracing | None) -> Methods:
-    """Return methods whose calls are traced."""
     if tracing is None:
         return methods
     unary = {path: _traced_unary(path, method, tracing) for path, method in methods.unary.items()}

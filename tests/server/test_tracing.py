@@ -14,7 +14,7 @@ from opentelemetry.trace import SpanKind
 from opentelemetry.trace import StatusCode as SpanStatus
 
 from headgate.observe.tracing import Tracing
-from headgate.server.traced import traced_handler, traced_methods
+from headgate.server.tracing import traced_handler, traced_methods
 from headgate.server.wire.grpc.calls import MessageStream, Methods, RpcError, StatusCode, UnaryCall, answer_of
 from headgate.server.wire.messages import HttpRequest, HttpResponse, answered
 
