@@ -61,7 +61,7 @@ def test_seconds_may_have_fractions() -> None:
         ([], {"HEADGATE_WORKERS": "2"}, "HEADGATE_WORKERS: 2 workers need a shared store"),
         (["--log-access", "maybe"], {}, "--log-access must be on or off"),
         (["--drain-seconds", "soon"], {}, "--drain-seconds must be a number"),
-        (["--http-port", "7"], {"HEADGATE_GRPC_PORT": "7"}, "HEADGATE_GRPC_PORT: HTTP has port 7 already"),
+        (["--http-port", "7"], {"HEADGATE_GRPC_PORT": "7"}, "HEADGATE_GRPC_PORT: port 7 is that of HTTP"),
     ],
 )
 def test_what_is_wrong_is_told_by_the_name_it_was_given_by(

@@ -44,7 +44,7 @@ def test_two_credentials_are_none(keys: CallerKeys) -> None:
         (f"\nedge {'0' * 63}", ":2: each line must be NAME"),
         (f"edge one {'0' * 64}", ":1: each line must be NAME"),
         (f"a {'0' * 64}\nb {'0' * 64}", ":2: the same key"),
-        ("# nobody", "nobody could ask"),
+        ("# nobody", "every request would be refused"),
         ("\x00\x01", "each line must be NAME"),
         ("x" * 1_100_000, "more than"),
     ],

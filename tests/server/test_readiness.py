@@ -17,7 +17,7 @@ RULES = load("version: 1\nrules: [{id: one, dimension: user, limit: 3, window: 1
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a store have the time that it takes on a busy machine."""
-    monkeypatch.setattr("headgate.server.readiness._PATIENCE", 60.0)
+    monkeypatch.setattr("headgate.server.readiness._PROBE_SECONDS", 60.0)
 
 
 async def test_a_store_that_decides_is_no_trouble_and_one_that_is_away_is(own_redis: RedisServer) -> None:

@@ -177,7 +177,7 @@ def test_an_answer_that_comes_late_shows_that_the_server_is_not_away() -> None:
     for ticket in tickets[:2]:
         subject.failed(ticket, 0)
     assert not subject.answered_late(tickets[0])
-    assert subject.is_untroubled
+    assert subject.is_healthy
     for ticket in tickets[:3]:
         subject.failed(ticket, 0)
     assert subject.state is Circuit.OPEN

@@ -11,10 +11,10 @@ from headgate.testing import ManualClock
 def openings_after(*errors: StoreError) -> int:
     circuits = Circuits(None, Breaker, ManualClock().ticks)
     for error in errors:
-        passage = circuits.enter(())
-        assert passage.tickets or circuits.statistics()[1]
-        if passage.tickets:
-            passage.failed(error)
+        attempt = circuits.begin(())
+        assert attempt.tickets or circuits.statistics()[1]
+        if attempt.tickets:
+            attempt.failed(error)
     assert sum(circuits.failures.values()) >= min(len(errors), 5)
     return circuits.statistics()[1]
 
@@ -43,11 +43,11 @@ def test_one_connection_that_is_lost_is_one_failure_for_all_who_used_it() -> Non
 def test_a_store_that_is_known_to_be_away_is_not_asked_before_a_probe_is_due() -> None:
     clock = ManualClock()
     circuits = Circuits(None, Breaker, clock.ticks)
-    before = circuits.enter(())
+    before = circuits.begin(())
     for _ in range(2):
         circuits.trip(StoreUnavailable("no answer"))
-        assert (circuits.enter(()).tickets, circuits.statistics()[1]) == ({}, 1)
+        assert (circuits.begin(()).tickets, circuits.statistics()[1]) == ({}, 1)
     before.failed(StoreUnavailable("what was sent before says nothing about now"))
     clock.advance(0.25)
-    assert circuits.enter(()).tickets, "the probe"
-    assert not circuits.enter(()).tickets
+    assert circuits.begin(()).tickets, "the probe"
+    assert not circuits.begin(()).tickets

@@ -291,7 +291,7 @@ def test_while_open_nobody_asks_the_store(make: Callable[..., Subject]) -> None:
     asked = subject.inner.asked
     for _ in range(20):
         subject.check()
-    with pytest.raises(StoreUnavailable, match=r"failed before, and is asked again in 0\.\d+ s"):
+    with pytest.raises(StoreUnavailable, match=r"failed before, and is tried again in 0\.\d+ s"):
         subject.store.run(Call(Verb.RESET, subject.plan))
     assert subject.inner.asked == asked == 5
 
@@ -336,7 +336,7 @@ def test_opening_and_recovery_are_logged_once(make: Callable[..., Subject], capl
         subject.check()
         subject.check()
     assert caplog.messages == [
-        "the store does not answer (told to): decided without it until it does",
+        "the store does not answer (told to): requests are decided without it until it does",
         "the store answers again",
     ]
 
@@ -469,7 +469,7 @@ def test_while_one_circuit_is_open_the_others_of_a_plan_are_not_probed(make: Cal
     refused = subject.store.run(Call(Verb.CHECK, over("a1", "b1")))
     assert refused.degraded == UNASKED
     assert subject.statistics().breakers["a"].probes == 0
-    with pytest.raises(StoreUnavailable, match=r"the store \(shard a, b\) failed before, and is asked again in"):
+    with pytest.raises(StoreUnavailable, match=r"the store \(shard a, b\) failed before, and is tried again in"):
         subject.store.run(Call(Verb.RESET, over("a1", "b1")))
 
 

@@ -80,7 +80,7 @@ class ServiceFallback:
         except UsageError:  # the local rules are older
             return
         if selection.enforced.rules == ruling.rules:
-            self._fallback.saw(Call(Verb.CHECK, selection.enforced.plan), decision)
+            self._fallback.record(Call(Verb.CHECK, selection.enforced.plan), decision)
 
     def check(self, request: Request, failure: ServiceFailure, idempotency_key: str = "") -> Ruling:
         verbs = self._verbs
@@ -124,7 +124,7 @@ class ServiceFallback:
     def _decide(self, call: Call, failure: ServiceFailure) -> Decision:
         if call.shadow:
             return drive(shadowed(call), lambda each: self._decide(each, failure))
-        return self._fallback.instead(call, failure.reason, failure.wait_us)
+        return self._fallback.answer_for(call, failure.reason, failure.wait_us)
 
     def _undecided(self, request: Request, failure: ServiceFailure) -> Ruling:
         mode = self._settings.mode

@@ -101,7 +101,7 @@ class ServiceNode:
         return self._breaker.wait_us(_ticks())
 
     def succeeded(self, ticket: int) -> None:
-        if not self._breaker.is_untroubled and self._breaker.succeeded(ticket):
+        if not self._breaker.is_healthy and self._breaker.succeeded(ticket):
             _LOG.warning("%s answers again", self.endpoint)
 
     def failed(self, ticket: int, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Where the state of limits lives, by address."""
+"""The stores of limit state, opened by address."""
 
 from __future__ import annotations
 
@@ -20,16 +20,12 @@ ACCEPTED = (
     "(also rediss://, redis+unix://, redis+sentinel://, redis+cluster://)"
 )
 RAISE = "raise"
-"""Not a mode: what a store does without a failover store around it."""
+"""Not a mode: the behaviour of a store without a failover store around it."""
 AnyStore = TypeVar("AnyStore", bound=Store | AsyncStore)
 
 
 def open_store(store: str | Store, *, clock: Clock | None = None) -> Store:
-    """Return the store that an address names, or the store that is given.
-
-    Raises:
-        InvalidStore: the address names no known store, or has an unknown or wrong option.
-    """
+    """Return the store at an address, or the given store. Raises InvalidStore for an unknown address or option."""
     if not isinstance(store, str):
         return _given(store, clock, asynchronous=False)
     if _is_redis(store):
@@ -38,7 +34,7 @@ def open_store(store: str | Store, *, clock: Clock | None = None) -> Store:
 
 
 def open_async_store(store: str | AsyncStore | MemoryStore, *, clock: Clock | None = None) -> AsyncStore:
-    """Do the same for callers in an event loop."""
+    """Do the same for an event loop."""
     if isinstance(store, str):
         if _is_redis(store):
             return _redis("store").AsyncRedisStore(_redis("address").parse(store), clock=clock)  # type: ignore[no-any-return]
@@ -56,15 +52,15 @@ def open_resilient_store(
     nodes: int | None = None,
     shared: str = "",
 ) -> Store:
-    """Return a store as a limiter wants it: one on the network answers also while it is away.
+    """Return a store for a limiter: one on the network keeps answering while it is unavailable.
 
     Args:
         store: an address, or a store object.
         clock: for tests; only with an address.
-        on_store_failure: what to answer then: "local", "allow", "deny", or "raise" for a StoreError. Default:
-            "local" for the address of a store on the network, and "raise" for any other.
-        nodes: how many processes share the limits, this one included, for "local". Default: those that are counted.
-        shared: what those that are counted share, by name.
+        on_store_failure: what to answer meanwhile: "local", "allow", "deny", or "raise" for a StoreError. Default:
+            "local" for the address of a store on the network, otherwise "raise".
+        nodes: how many processes share the limits, including this one, for "local". Default: they are counted.
+        shared: the name of what the counted processes share.
     """
     opened = open_store(store, clock=clock)
     mode = _mode(store, on_store_failure, nodes)
@@ -79,7 +75,7 @@ def open_resilient_async_store(
     nodes: int | None = None,
     shared: str = "",
 ) -> AsyncStore:
-    """Do the same for callers in an event loop."""
+    """Do the same for an event loop."""
     opened = open_async_store(store, clock=clock)
     mode = _mode(store, on_store_failure, nodes)
     return AsyncFailoverStore(opened, mode=mode, nodes=nodes, shared=shared) if mode else opened
@@ -90,13 +86,13 @@ def _is_redis(address: str) -> bool:
 
 
 def _mode(store: object, on_store_failure: str | None, nodes: int | None) -> str | None:
-    """Return the mode of the failover store to put around `store`, if any."""
+    """Return the mode of the failover store around `store`; None without one."""
     far = isinstance(store, str) and _is_redis(store)
     if on_store_failure is None and far:
         return Mode.LOCAL
     if on_store_failure is None or on_store_failure == RAISE:
         if nodes not in {None, 1}:
-            raise InvalidStore('nodes is for on_store_failure="local" only: the share of each in the limits')
+            raise InvalidStore('nodes is only for on_store_failure="local", which divides the limits by it')
         return None
     if on_store_failure not in set(Mode):
         accepted = ", ".join([*Mode, RAISE])
@@ -105,7 +101,7 @@ def _mode(store: object, on_store_failure: str | None, nodes: int | None) -> str
 
 
 def _redis(module: str) -> Any:
-    """Import a part of the Redis store; its dependencies are an extra."""
+    """Import a module of the Redis store, whose dependencies are an extra."""
     try:
         return import_module(f"headgate.stores.redis.{module}")
     except ModuleNotFoundError as error:
@@ -114,11 +110,11 @@ def _redis(module: str) -> Any:
 
 def _given(store: AnyStore, clock: Clock | None, *, asynchronous: bool) -> AnyStore:
     if isinstance(store, type) or not (hasattr(store, "bind") and hasattr(store, "run") and hasattr(store, "clock")):
-        raise InvalidStore(f"a store is an address or a store object, not {short(store)}: use {ACCEPTED}")
+        raise InvalidStore(f"a store must be an address or a store object, not {short(store)}: use {ACCEPTED}")
     if inspect.iscoroutinefunction(store.run) != asynchronous:
         raise InvalidStore(f"{type(store).__name__} is for the other of Limiter and AsyncLimiter")
     if clock is not None:
-        raise InvalidStore("a store that is given has its own clock: give the clock to the store")
+        raise InvalidStore("a store object has its own clock: pass the clock to the store")
     return store
 
 

@@ -1,7 +1,7 @@
-"""The contract of a store: it runs a call atomically. That is all a store does.
+"""The contract of a store: it runs a call atomically, and nothing else.
 
 A store never interprets a quota. In memory it calls `headgate.core.plan.decide` under a lock; elsewhere it runs the
-twin of that function where the state lives. `headgate.testing.conformance` is the contract as a test suite.
+twin of that function where the state is. `headgate.testing.conformance` is the contract as a test suite.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ class Check(Protocol):
 
 
 class AsyncCheck(Protocol):
-    """The same for callers in an event loop."""
+    """The same for an event loop."""
 
     def __call__(self, key: str, cost: int = 1) -> Awaitable[Decision]: ...
 
 
 class Store(Protocol):
-    """Keeps the state of limits for callers that may block."""
+    """Keeps the state of limits, for callers that may block."""
 
     clock: Clock
-    """The clock that callers wait on."""
+    """The clock of the callers' waits."""
 
     def run(self, call: Call) -> Decision:
-        """Do what a call says (see `headgate.core.plan.Verb`), and answer it.
+        """Run a call (see `headgate.core.plan.Verb`), and return the decision.
 
-        It is atomic: no other call, from any thread, process or host that shares the state, sees or changes it in
-        between. Costs and plans have been checked by the caller.
+        It is atomic: no other call, from any thread, process or host that shares the state, sees or changes it
+        meanwhile. The caller has checked cost and plan.
         """
         ...
 
     def bind(self, family: Family) -> Check:
-        """Return the function that checks keys of `family`, prepared for many calls."""
+        """Return a function that checks keys of `family`, prepared for many calls."""
         ...
 
     def ready(self) -> None:
-        """Return when the store can decide now, else raise a StoreError that says why not."""
+        """Return if the store can decide now, else raise a StoreError with the reason."""
         ...
 
     def close(self) -> None:
-        """Release what the store holds; what it kept in this process is forgotten."""
+        """Release all resources and the state in this process."""
         ...
 
 
 class AsyncStore(Protocol):
-    """The same contract for callers in an event loop, which it never blocks."""
+    """The same contract for an event loop, which it never blocks."""
 
     clock: Clock
 
@@ -72,27 +72,27 @@ class AsyncStore(Protocol):
 
 @runtime_checkable
 class WithDeadlines(Protocol):
-    """What a store for callers in an event loop may offer besides, if they may have deadlines of their own."""
+    """An optional interface of an `AsyncStore`: deadlines of its callers."""
 
     def within(self, seconds: float) -> AsyncStore:
-        """Return the same store for callers that wait no longer than so many seconds, and no longer than it does.
+        """Return the same store for callers that wait at most so long, in seconds, and no longer than the store does.
 
-        It raises OutcomeUnknown then. An answer that comes later is given to its `told_late`.
+        After that it raises OutcomeUnknown; a later answer is passed to its `told_late`.
         """
         ...
 
 
 @runtime_checkable
 class Sharded(Protocol):
-    """What a store of either kind may offer besides, if it lives on several servers, which fail one by one.
+    """An optional interface of a store on several servers, which fail one by one.
 
-    Neither method ever waits or fails. Errors of such a store say which server did not answer (`StoreError.server`).
+    No method waits or fails. The errors of such a store name the server that did not answer (`StoreError.server`).
     """
 
     def servers_of(self, plan: Plan) -> tuple[str, ...]:
-        """Return the name of the server of each limit, as far as is known now; empty where it is not."""
+        """Return the name of the server of each limit; empty where it is not known yet."""
         ...
 
     def servers(self) -> Collection[str]:
-        """Return the names of all servers that have a part of the store; none if that is not known yet."""
+        """Return the names of all servers of the store; empty if they are not known yet."""
         ...

@@ -1,8 +1,8 @@
-"""A circuit breaker: decides whether a store that fails is asked at all. Pure: time and chance come from outside.
+"""A circuit breaker: stops calls to a store that fails. Pure: time and chance are arguments.
 
 ::
 
-                 `threshold` failures in a row              the pause is over, and somebody asks
+                 `threshold` failures in a row              the pause is over, and a call comes
         CLOSED ────────────────────────────────▶ OPEN ────────────────────────────────────────────▶ HALF_OPEN
            ▲                                       ▲                                                 │     │
            │                                       └──────── the probe fails: a longer pause ────────┘     │
@@ -10,15 +10,15 @@
 
 Laws:
 
-1.  Closed, every call goes through. Open, none does before the pause has ended. Half-open, one does: the *probe*.
-2.  A call that goes through gets a *ticket* and reports with it how it went. Tickets from before the last change of
-    state are void: what was sent in better times, or in worse, says nothing about now.
-3.  Pauses double from the first to the longest, and each is shortened by chance to between half and all of itself, so
-    that the nodes of a fleet do not knock together.
-4.  A probe that never reports is given up after `probe_us`, and another may go. No lost call keeps a breaker open.
-5.  An answer that comes after its call was reported as failed is a success: the server is slow, not away.
-6.  Many calls that fail of one cause, such as a connection that was lost, are one failure. A probe is alone, and counts
-    whatever its cause.
+1.  Closed, every call is permitted. Open, none is before the pause has ended. Half-open, one is: the *probe*.
+2.  A permitted call gets a *ticket*, with which it reports its result. A change of state voids earlier tickets: their
+    results say nothing about the present.
+3.  Pauses double from the first to the longest; chance shortens each to between half and all of it, so that the nodes
+    of a fleet do not probe at the same time.
+4.  A probe that never reports is abandoned after `probe_us`, and another one is permitted. No lost call keeps a breaker
+    open.
+5.  An answer after its call was reported as failed is a success: the server is slow, not down.
+6.  Failed calls with one cause, such as a lost connection, are one failure. A probe is alone, and always counts.
 """
 
 from __future__ import annotations
@@ -46,32 +46,30 @@ class Circuit(StrEnum):
     HALF_OPEN = "half_open"
 
 
-_CLOSED = Circuit.CLOSED  # a name is found faster than a member
+_CLOSED = Circuit.CLOSED  # a global is found faster than an enum member
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerStatistics:
-    """What a breaker has seen so far."""
-
     state: Circuit
     failures: int
     """Failures in a row, while closed."""
     openings: int
-    """How often it opened, failed probes not counted: the number of outages."""
+    """How often it opened, without failed probes: the number of outages."""
     recoveries: int
     """How often it closed again."""
     probes: int
-    """How many calls went through while it was not closed."""
+    """How many calls were permitted while it was not closed."""
 
 
 class Breaker:
-    """Says who may ask; not safe for threads by itself.
+    """Permits calls; not safe for threads.
 
     Args:
-        threshold: so many failures in a row open it.
+        threshold: failures in a row that open it.
         pause_us: the first pause before a probe, in microseconds.
         longest_pause_us: the longest one.
-        probe_us: a probe that has not reported in so many microseconds is given up. More than a store ever takes.
+        probe_us: microseconds after which a probe without a report is abandoned. More than a store ever takes.
         chance: returns a whole number from the first to the second argument, both included.
     """
 
@@ -107,24 +105,24 @@ class Breaker:
         self._probe_us = whole("probe_us", probe_us, 1, _HOUR, InvalidStore)
         self._chance = chance
         self.state = Circuit.CLOSED
-        self.epoch = 1  # how often the state changed, and the ticket of those who ask now
+        self.epoch = 1  # the number of changes of state, and the present ticket
         self._failures = 0
-        self._incident: object = None  # the cause of the last of them
-        self._unanswered = 0  # probes in a row that failed
-        self._until = 0  # when the pause ends, or the probe is given up
+        self._incident: object = None  # the cause of the last failure
+        self._unanswered = 0  # failed probes in a row
+        self._until = 0  # the end of the pause, or of the probe
         self._openings = self._recoveries = self._probes = 0
 
     @property
-    def is_untroubled(self) -> bool:
-        """Is it closed, with no failure to forget? Then another success changes nothing."""
+    def is_healthy(self) -> bool:
+        """Whether it is closed without failures: another success changes nothing."""
         return not self._failures and self.state is _CLOSED
 
     def may_ask(self, now: int) -> bool:
-        """Would a call go through at the tick `now`?"""
+        """Return whether a call would be permitted at the tick `now`."""
         return self.state is _CLOSED or now >= self._until
 
     def ask(self, now: int) -> int:
-        """Return the ticket of a call that may go through at the tick `now`, or 0: not now."""
+        """Return the ticket of a call at the tick `now`; 0 if it is not permitted."""
         if self.state is not _CLOSED:
             if now < self._until:
                 return 0
@@ -133,7 +131,7 @@ class Breaker:
         return self.epoch
 
     def succeeded(self, ticket: int) -> bool:
-        """Note that the store answered; says whether that closed the breaker."""
+        """Record a success; returns whether it closed the breaker."""
         if ticket != self.epoch:
             return False
         self._failures = 0
@@ -145,13 +143,13 @@ class Breaker:
         return True
 
     def answered_late(self, ticket: int) -> bool:
-        """Note that the store answered a call that was reported as failed; says whether that closed the breaker."""
+        """Record an answer to a call that was reported as failed; returns whether it closed the breaker."""
         if self.state is Circuit.OPEN and ticket == self.epoch - 1:  # it opened because of that call
             ticket = self.epoch
         return self.succeeded(ticket)
 
     def failed(self, ticket: int, now: int, incident: object = None) -> bool:
-        """Note that the store did not answer, because of an `incident` if known; says whether that began an outage."""
+        """Record a failure, with its `incident` if known; returns whether it began an outage."""
         if ticket != self.epoch:
             return False
         if self.state is Circuit.HALF_OPEN:
@@ -170,7 +168,7 @@ class Breaker:
         return True
 
     def trip(self, now: int) -> bool:
-        """Open it without waiting for failures, as the store is known to be away; says whether that began an outage."""
+        """Open it without failures, since the store is known to be down; returns whether that began an outage."""
         if self.state is not _CLOSED:
             return False
         self._failures = 0
@@ -179,23 +177,19 @@ class Breaker:
         return True
 
     def abandoned(self, ticket: int, now: int) -> None:
-        """Note that nobody will know how the call went, for whoever made it gave up. A probe is due again later."""
+        """Record a call without a result, since its caller gave up. Another probe is due later."""
         if ticket == self.epoch and self.state is Circuit.HALF_OPEN:
             self._pause(now)
 
     def wait_us(self, now: int) -> int:
-        """Return how many microseconds after `now` to ask again: when the next probe is due, and at least 1.
-
-        While calls go through, or a probe is under way, that is the first pause.
-        """
+        """Return microseconds from `now` to the next probe, at least 1; otherwise, the first pause."""
         return max(1, self._until - now) if self.state is Circuit.OPEN else self._pause_us
 
     def statistics(self) -> BreakerStatistics:
-        """Return what it has seen so far."""
         return BreakerStatistics(self.state, self._failures, self._openings, self._recoveries, self._probes)
 
     def _pause(self, now: int) -> None:
-        doublings = min(self._unanswered, 32)  # beyond any longest pause
+        doublings = min(self._unanswered, 32)  # enough to exceed any longest pause
         pause = min(self._longest_us, self._pause_us << doublings)
         self._change(Circuit.OPEN, now + self._chance(-(-pause // 2), pause))
 

@@ -1,22 +1,21 @@
-"""A store around a store, which repeats what it was told a moment ago rather than ask again.
+"""A store around a store that reuses recent answers.
 
-Two caches, and neither ever admits anything: whatever takes or gives back goes to the inner store.
+There are two caches. Neither admits anything: whatever takes or refunds goes to the inner store.
 
-* The *read cache* answers a peek from an answer to the same question that is at most `peeks` seconds old. What other
-  processes did meanwhile is not in it; what was done through this store is: a limit that it touched is asked about
-  again.
-* The *deny cache*, off by default, answers a check with the refusal that the same question got, until the moment at
-  which that refusal said to ask again, and for at most `denials` seconds. Only time brings that moment nearer, with
-  these exceptions: *another process* gives back, resets, or takes under a higher limit of the same name and shape; a
-  refund or reset through this store comes to an unknown end; the store's clock leaps ahead. Then requests are refused
-  that the inner store would admit, until those seconds are over. That is the price; it buys that a client who ignores
-  refusals costs the inner store next to nothing. What it says of limits that do not refuse, and of the shadow plans of
-  the request, is as old as the refusal: others who use up a limit that all share do not end it.
+* The *read cache* answers a peek with an answer to the same peek that is at most `peeks` seconds old. It misses what
+  other processes did meanwhile, but not what was done through this store: limits that it touched are read again.
+* The *deny cache*, off by default, answers a check with the refusal of the same check, until the time at which that
+  refusal advised to retry, and for at most `denials` seconds. Only time brings that closer, with these exceptions:
+  *another process* refunds, resets, or takes under a higher limit of the same name and shape; a refund or reset through
+  this store has an unknown outcome; the store's clock leaps ahead. Then requests are refused that the inner store would
+  admit, until those seconds are over. In return, a client that ignores refusals costs the inner store next to nothing.
+  What a refusal says about shadow plans, and about limits that do not refuse, is as old as itself: use of a shared
+  limit by others does not end it.
 
-The question includes the whole plan, quotas and all, so under a changed limit no old answer is found. Times are told as
-of now. Answers that the inner store was not the one to give (`Decision.degraded`) are not repeated.
+Calls are compared with their whole plans, including quotas, so a changed limit never gets an old answer. Times in
+answers are adjusted to now. Answers that the inner store did not give itself (`Decision.degraded`) are not cached.
 
-The age of an answer is counted from before its question was sent, by the clock's ticks, which are never set back.
+The age of an answer counts from before its call was sent, in ticks of the clock, which never go back.
 """
 
 from __future__ import annotations
@@ -43,46 +42,44 @@ PEEKS = 0.05
 MAX_ENTRIES = 10_000
 _MARKS = 1 << 15
 _PLACES = _MARKS - 1
-"""The bits of a hash that say where a mark is."""
-_FREELY = 1000
-"""So many refusals are kept of whoever is refused. More would not stay in the processor's caches."""
+"""The bits of a hash that select a mark."""
+_UNCONDITIONAL = 1000
+"""Refusals that are kept without a condition. More would not stay in the processor's caches."""
 _RECENT = 1 << 17
-"""Places for notes of who was refused: more than there are such at a time, or they would overwrite each other's."""
+"""Slots for recently refused keys: enough that few overwrite each other."""
 _MOMENT = 19
-"""Bits of a time in microseconds that are within the same moment, of about half a second."""
-_CHECK, _PEEK = Verb.CHECK, Verb.PEEK  # a name is found faster than a member
+"""Bits of a time in microseconds that are dropped to compare moments, of about half a second."""
+_CHECK, _PEEK = Verb.CHECK, Verb.PEEK  # a global is found faster than an enum member
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
-    """What a cached store has done so far."""
-
     peek_hits: int
     """Peeks answered from the cache."""
     peek_misses: int
-    """Peeks that the inner store was asked, while peeks are cached."""
+    """Peeks sent to the inner store, while peeks are cached."""
     denial_hits: int
     """Checks answered from the cache."""
     denial_misses: int
-    """Checks that the inner store was asked, while denials are cached."""
+    """Checks sent to the inner store, while denials are cached."""
     entries: int
-    """Answers kept now, old ones included."""
+    """Cached answers, including expired ones."""
 
 
 class CachedStore:
-    """A `Store` that repeats recent answers, for callers that may block.
+    """A `Store` that reuses recent answers, for callers that may block.
 
     >>> from headgate import Limiter
     >>> from headgate.stores import open_store
     >>> limiter = Limiter("100/minute", store=CachedStore(open_store("redis://localhost:6379/0"), denials=1))
 
     Args:
-        store: the store to ask.
-        peeks: how many seconds the answer to a peek may be repeated; 0 for never.
-        denials: how many seconds a refusal may be repeated, at most until the moment that it names; 0 for never. See
-            this module on what that costs.
-        max_entries: the most answers kept of either kind. Beyond them the oldest make room. From 1000 on, a
-            refusal is kept only if the same was refused a moment ago.
+        store: the inner store.
+        peeks: how many seconds the answer to a peek may be reused; 0 for never.
+        denials: how many seconds a refusal may be reused, at most until the time that it names; 0 for never. The
+            module describes the price.
+        max_entries: the most answers kept of either kind; the oldest are evicted. From 1000 on, a refusal is kept
+            only if the same was refused a moment ago.
     """
 
     def __init__(
@@ -96,14 +93,14 @@ class CachedStore:
 
     def run(self, call: Call) -> Decision:
         cache = self._cache
-        asked = cache.ask(call)
-        if isinstance(asked, Decision):
-            return asked
+        sent = cache.begin(call)
+        if isinstance(sent, Decision):
+            return sent
         decision = None
         try:
             decision = self._store.run(call)
         finally:
-            cache.end(call, asked, decision)
+            cache.end(call, sent, decision)
         return decision
 
     def bind(self, family: Family) -> Check:
@@ -118,7 +115,7 @@ class CachedStore:
 
 
 class AsyncCachedStore:
-    """The same for callers in an event loop: an `AsyncStore` that repeats recent answers."""
+    """The same for an event loop."""
 
     def __init__(
         self, store: AsyncStore, *, peeks: float = PEEKS, denials: float = 0, max_entries: int = MAX_ENTRIES
@@ -130,9 +127,9 @@ class AsyncCachedStore:
             self.servers_of, self.servers = store.servers_of, store.servers
 
     def within(self, seconds: float) -> AsyncCachedStore:
-        """Return the same store for callers that wait no longer than so many seconds; all share the caches.
+        """Return the same store for callers that wait at most so many seconds, with the same caches.
 
-        It is the same if the inner store cannot be asked so.
+        Without effect if the inner store has no deadlines.
         """
         if not isinstance(self._store, WithDeadlines):
             return self
@@ -142,14 +139,14 @@ class AsyncCachedStore:
 
     async def run(self, call: Call) -> Decision:
         cache = self._cache
-        asked = cache.ask(call)
-        if isinstance(asked, Decision):
-            return asked
+        sent = cache.begin(call)
+        if isinstance(sent, Decision):
+            return sent
         decision = None
         try:
             decision = await self._store.run(call)
         finally:
-            cache.end(call, asked, decision)
+            cache.end(call, sent, decision)
         return decision
 
     def bind(self, family: Family) -> AsyncCheck:
@@ -164,52 +161,52 @@ class AsyncCachedStore:
 
 
 _Sent: TypeAlias = tuple[int, int, int]
-"""When a question was sent: the tick, its number among questions and touches, and its key; 0 where that is not made."""
+"""A call that was sent: the tick, its number among calls and touches, and its key; 0 if that was not needed."""
 
 
 class _Kept(msgspec.Struct, frozen=True, gc=False):
-    """An answer, and what says whether it may be repeated."""
+    """An answer, and the conditions of its reuse."""
 
     call: Call
-    """The question."""
     decision: Decision
     number: int
-    """That of the question."""
+    """The number of the call."""
     places: Sequence[int]
-    """The places of the marks of the limits that it depends on."""
+    """The marks of the limits that it depends on."""
     since: int
-    """The tick at which the answer came."""
+    """The tick at which the answer arrived."""
     until: int
-    """The tick from which on it may not be repeated."""
+    """The tick at which it expires."""
 
 
 class _Answers:
-    """Answers of one kind, by the hash of what tells most questions apart; each says itself what the question was.
+    """Answers of one kind, by a hash of most of the call; the kept call is compared.
 
-    While there are few, every answer is kept. One more, or what takes the place of an older one to the same question,
-    is kept only if the same question was answered in this moment or the one before, by the store or by what was kept:
-    most who are refused do not come back within the time for which that is repeated, and to keep what nobody asks for
-    costs more than to answer it. Where answers are `fleeting`, the oldest makes room for any other.
+    The first answers are all kept. A further one, or one that replaces an older one to the same call, is kept only if
+    the same call was answered in this moment or the one before, by the store or the cache: most refused clients do not
+    come back in time, and keeping answers that are never used costs more than the calls. If answers are `short_lived`,
+    all are kept, and the oldest are evicted.
 
     Args:
-        longest_us: for how long one may be repeated.
+        longest_us: for how long an answer may be reused.
         most: how many are kept.
-        fleeting: see above.
+        short_lived: see above.
     """
 
-    __slots__ = ("_fleeting", "_freely", "_lock", "_most", "_recent", "hits", "kept", "longest_us", "misses")
+    __slots__ = ("_lock", "_most", "_recent", "_short_lived", "_unconditional", "hits", "kept", "longest_us", "misses")
 
-    def __init__(self, longest_us: int, most: int, *, fleeting: bool) -> None:
-        self.longest_us, self._most, self._fleeting, self._freely = longest_us, most, fleeting, min(most, _FREELY)
+    def __init__(self, longest_us: int, most: int, *, short_lived: bool) -> None:
+        self.longest_us, self._most, self._short_lived = longest_us, most, short_lived
+        self._unconditional = min(most, _UNCONDITIONAL)
         self.kept: dict[int, _Kept] = {}
         self.hits = self.misses = 0
-        # Keys, each with the moment in which its question was answered.
-        self._recent = array("q", bytes(0 if fleeting or not longest_us else 8 * _RECENT))
+        # Keys, each combined with the moment in which its call was answered.
+        self._recent = array("q", bytes(0 if short_lived or not longest_us else 8 * _RECENT))
         self._lock = new_lock()
 
-    def has_room(self, key: int, tick: int) -> bool:
-        """Is the answer to a question to be kept? Takes note that there was one."""
-        if self._fleeting or (len(self.kept) < self._freely and key not in self.kept):
+    def should_keep(self, key: int, tick: int) -> bool:
+        """Record an answer; returns whether it is to be kept."""
+        if self._short_lived or (len(self.kept) < self._unconditional and key not in self.kept):
             return True
         recent, place, moment = self._recent, key & (_RECENT - 1), tick >> _MOMENT
         before = recent[place] ^ key
@@ -217,15 +214,15 @@ class _Answers:
         return moment - 1 <= before <= moment
 
     def hit(self, key: int, tick: int) -> None:
-        """Note that a kept answer was given."""
+        """Record a hit."""
         self.hits += 1
-        if not self._fleeting:
+        if not self._short_lived:
             self._recent[key & (_RECENT - 1)] = key ^ tick >> _MOMENT
 
     def keep(self, key: int, kept: _Kept) -> None:
         with self._lock:
             self.kept.pop(key, None)  # the new one is the youngest
-            if len(self.kept) >= self._most:  # several at once: to find the first takes longer the more are gone
+            if len(self.kept) >= self._most:  # many at once: finding the first is slower the more are deleted
                 for oldest in list(islice(self.kept, -(-self._most // 16))):
                     del self.kept[oldest]
             self.kept[key] = kept
@@ -236,49 +233,48 @@ class _Answers:
 
 
 class _Cache:
-    """What both stores share. An answer counts for a time, and until a limit that it depends on is touched.
+    """The caches of both stores. An answer is valid for a time, and until a limit that it depends on is touched.
 
-    Those are all limits of a peek, and of a refusal those that refuse: what others have does not change it.
+    A peek depends on all its limits, a refusal on those that refuse: the state of the others does not change it.
 
-    Questions and touches are numbered, and the number of the last touch is the *mark* of a limit; limits of the same
-    hash share one. An answer is good while none of those limits has a mark above the question's number; so it does
-    not matter whether it came before or after a limit was touched, nor is it necessary to know which answers there are,
-    or are yet to come. A refusal touches nothing.
+    Calls and touches are numbered. The number of the last touch is the *mark* of a limit; limits with the same hash
+    share one. An answer is valid while none of its limits has a mark above the number of its call, whether it arrived
+    before or after the touch. So a touch need not know the answers, present or future. A refusal touches nothing.
 
-    Nearly all calls are checks that pass, or are refused to somebody who does not ask again, so these are to cost next
-    to nothing: no key is made where no answer is kept, and only those that keep one take the lock.
+    Nearly all calls are checks that pass, or are refused once, so these must cost next to nothing: no key is computed
+    unless answers are kept, and only keeping one takes the lock.
     """
 
     def __init__(self, store: Store | AsyncStore, peeks: float, denials: float, max_entries: int) -> None:
         most = whole("max_entries", max_entries, 1, 1 << 40, InvalidStore)
-        self._peeks = _Answers(microseconds("peeks", peeks, or_none=True), most, fleeting=True)
-        self._denials = _Answers(microseconds("denials", denials, or_none=True), most, fleeting=False)
+        self._peeks = _Answers(microseconds("peeks", peeks, or_none=True), most, short_lived=True)
+        self._denials = _Answers(microseconds("denials", denials, or_none=True), most, short_lived=False)
         self._sharded, self._ticks = isinstance(store, Sharded), store.clock.ticks
         self._numbers, self._marks = count(1), array("q", bytes(8 * _MARKS))
 
-    def ask(self, call: Call) -> Decision | _Sent:
-        """Return the answer to a question if that is known, else what to say at the end of it."""
+    def begin(self, call: Call) -> Decision | _Sent:
+        """Return the cached answer to a call; without one, what `end` needs."""
         now, verb, key = self._ticks(), call.verb, 0
         answers = self._denials if verb is _CHECK else self._peeks if verb is _PEEK else None
         if answers is not None and answers.longest_us:
             if answers.kept:
                 key = _key(call)
                 kept = answers.kept.get(key)
-                if kept is not None and kept.since <= now < kept.until and self._is_good(kept, call):
+                if kept is not None and kept.since <= now < kept.until and self._is_valid(kept, call):
                     answers.hit(key, now)
                     return _aged(kept.decision, now - kept.since)
             answers.misses += 1
         return now, next(self._numbers), key
 
     def end(self, call: Call, sent: _Sent, decision: Decision | None) -> None:
-        """Learn from how a question ended. Without an answer, nobody knows what was done."""
+        """Keep the decision or mark touched limits. Without a decision, the outcome is unknown."""
         verb = call.verb
         if decision is not None and (verb is _PEEK or (verb is _CHECK and not decision.allowed)):
             tick, number, key = sent
             answers = self._denials if verb is _CHECK else self._peeks
             if answers.longest_us:
                 key = key or _key(call)
-                if answers.has_room(key, tick) and self._is_repeatable(call, decision):
+                if answers.should_keep(key, tick) and self._is_reusable(call, decision):
                     steady_us, places = _basis(call, decision, answers.longest_us)
                     answers.keep(key, _Kept(call, decision, number, places, self._ticks(), tick + steady_us))
             return
@@ -294,20 +290,19 @@ class _Cache:
         self._denials.clear()
 
     def statistics(self) -> CacheStatistics:
-        """Return what happened so far, for metrics."""
+        """Return the counters, for metrics."""
         peeks, denials = self._peeks, self._denials
         entries = len(peeks.kept) + len(denials.kept)
         return CacheStatistics(peeks.hits, peeks.misses, denials.hits, denials.misses, entries)
 
-    def _is_repeatable(self, call: Call, decision: Decision) -> bool:
-        """May an answer be repeated at all?"""
+    def _is_reusable(self, call: Call, decision: Decision) -> bool:
         if decision.degraded or (decision.shadow and any(each.degraded for each in decision.shadow)):
             return False
-        # By several servers, a refusal may be due to what another try has taken for a moment, and gives back.
+        # With several servers, another call may have caused the refusal with units that it refunds at once.
         return not self._sharded or call.verb is _PEEK or len({limit.principal for limit in call.plan}) <= 1
 
-    def _is_good(self, kept: _Kept, call: Call) -> bool:
-        """Is this the answer to that question, and was no limit touched since that it depends on?"""
+    def _is_valid(self, kept: _Kept, call: Call) -> bool:
+        """Whether it answers the same call, and no limit that it depends on was touched since."""
         for place in kept.places:
             if self._marks[place] > kept.number:
                 return False
@@ -315,7 +310,7 @@ class _Cache:
 
 
 def _key(call: Call) -> int:
-    """Return what tells questions apart, but for quotas and shadow plans: those are compared."""
+    """Return a hash of a call without quotas and shadow plans: those are compared."""
     plan = call.plan
     if len(plan) == 1:
         return hash((plan[0].space, plan[0].principal)) ^ call.cost
@@ -323,16 +318,13 @@ def _key(call: Call) -> int:
 
 
 def _basis(call: Call, decision: Decision, longest_us: int) -> tuple[int, Sequence[int]]:
-    """Return for how long an answer stays true enough, and the places of the marks of the limits that it depends on.
-
-    A refusal depends on the limits that refuse.
-    """
+    """Return for how long an answer is valid, and the marks of the limits that it depends on: see `_Cache`."""
     if len(call.plan) == 1 and not call.shadow:
         limit = call.plan[0]
         return _steady_us(decision, longest_us), (hash((limit.space, limit.principal)) & _PLACES,)
     places, is_peek = [], call.verb is _PEEK
     for plan, each in zip((call.plan, *call.shadow), (decision, *decision.shadow), strict=True):
-        for limit, part in zip(plan, each.limits, strict=False):  # of no limits, it has one part all the same
+        for limit, part in zip(plan, each.limits, strict=False):  # without limits there is one part all the same
             longest_us = _steady_us(part, longest_us)
             if is_peek or (each is decision and not part.allowed):
                 places.append(hash((limit.space, limit.principal)) & _PLACES)
@@ -340,9 +332,9 @@ def _basis(call: Call, decision: Decision, longest_us: int) -> tuple[int, Sequen
 
 
 def _steady_us(decision: Decision, longest_us: int) -> int:
-    """Return for how long the times in a decision pass while everything else that it says stays true enough.
+    """Return for how long only the times in a decision change.
 
-    When a limit would admit the request again, or nothing counts as used any more, there is more to say than that.
+    They end when a limit would admit the request again, or counts nothing as used.
     """
     retry_after, reset_after = decision.retry_after_us, decision.reset_after_us
     if 0 < retry_after < longest_us:
@@ -351,7 +343,7 @@ def _steady_us(decision: Decision, longest_us: int) -> int:
 
 
 def _aged(decision: Decision, us: int) -> Decision:
-    """Return a decision that came `us` microseconds ago with its times as of now. They are never told too short."""
+    """Return a decision of `us` microseconds ago with its times adjusted to now, never too short."""
     retry_after, reset_after, delay = decision.retry_after_us, decision.reset_after_us, decision.delay_us
     aged = replace(
         decision,

@@ -1,8 +1,8 @@
 """The circuits of a store: a breaker for each of its servers.
 
-A call needs the servers that its limits live on, and goes through if the circuits of all of them let it. How it went is
-told to the circuit of each server by itself: those that answered, and the one that did not. A server that nothing lives
-on any more is forgotten.
+A call needs the servers of its limits, and is permitted if the circuits of all of them permit it. Its result is
+recorded for each server separately: those that answered, and the one that did not. Servers without limits are
+forgotten.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headgate.stores.base import Sharded
 from headgate.stores.breaker import Breaker, BreakerStatistics, Circuit
 
 ONLY_SERVER = ""
-"""The name of the server of a store that does not tell them apart, and of one that is not known yet."""
+"""The name of the server of a store that has no names for servers, and of a server that is not known yet."""
 _CLOSED = Circuit.CLOSED
 _LOG = logging.getLogger("headgate.stores")
 
@@ -30,126 +30,126 @@ class Reason(StrEnum):
     """Why the store did not decide."""
 
     STORE_UNAVAILABLE = "storage_unavailable"
-    """It could not be asked; it surely took nothing."""
+    """It could not be reached; it certainly took nothing."""
     OUTCOME_UNKNOWN = "outcome_unknown"
-    """It was asked and did not answer; perhaps it took the cost."""
+    """It did not answer; it may have taken the cost."""
     CIRCUIT_OPEN = "circuit_open"
-    """It was not asked, since it failed before."""
+    """It was not called, since it had failed before."""
     OVERLOADED = "overloaded"
-    """It is healthy, but had no room for the call, which was never sent or surely took nothing."""
+    """It is healthy but had no room for the call, which took nothing."""
 
 
 DECIDED_HERE = frozenset(Reason)
-"""What `Decision.degraded` says of what this node decided in place of the store."""
+"""Values of `Decision.degraded` for decisions of this node in place of the store."""
 
 
 def reason_of(error: StoreError) -> Reason:
-    """Return why the store did not decide, by what it raised."""
+    """Return why the store did not decide, by its error."""
     if isinstance(error, StoreBusy):
         return Reason.OVERLOADED
     return Reason.STORE_UNAVAILABLE if isinstance(error, StoreUnavailable) else Reason.OUTCOME_UNKNOWN
 
 
 class Circuits:
-    """All circuits of a store, and what happened to its calls; safe for threads.
+    """All circuits of a store, and counters of its calls; safe for threads.
 
     Args:
-        store: the store, for the names of its servers if it tells them apart.
-        made: returns a new breaker.
-        ticks: tells the time.
+        store: the store, which may name its servers.
+        new_breaker: returns a new breaker.
+        ticks: returns the time.
     """
 
-    def __init__(self, store: object, made: Callable[[], Breaker], ticks: Callable[[], int]) -> None:
+    def __init__(self, store: object, new_breaker: Callable[[], Breaker], ticks: Callable[[], int]) -> None:
         self.lock = new_lock()
         self.ticks = ticks
         self.calls = 0
         self.failures: Counter[Reason] = Counter()
-        self.late = 0  # answers that came after their calls had failed
-        self._made = made
+        self.late = 0  # answers that arrived after their calls had failed
+        self._new_breaker = new_breaker
         self._sharded = store if isinstance(store, Sharded) else None
-        self._only = made() if self._sharded is None else None
+        self._only = new_breaker() if self._sharded is None else None
         self._breakers = {ONLY_SERVER: self._only} if self._only is not None else {}
-        self._openings = self._recoveries = 0  # of circuits that are forgotten
-        self.is_calm = True
-        """Are all circuits closed, with no failure to forget? Then an answer of the store changes nothing."""
-        self._usual: Passage | None = None  # of all calls to the only server, while that is so
-        self.look()
+        self._openings = self._recoveries = 0  # of forgotten circuits
+        self.is_healthy = True
+        """Whether all circuits are closed without failures: an answer changes nothing."""
+        self._shared: Attempt | None = None  # of all calls to the only server, while that is healthy
+        self.refresh()
 
     def is_apart(self, call: Call) -> bool:
-        """May shadow plans of a call be on other servers than its own plan? Then each is a call of its own."""
+        """Whether shadow plans of a call may be on other servers than its own plan, and are calls of their own."""
         if self._sharded is None:
             return False
         own = {*self._sharded.servers_of(call.plan)}
         return any(not own.issuperset(self._sharded.servers_of(plan)) for plan in call.shadow)
 
-    def enter(self, plan: Plan) -> Passage:
-        """Begin a call about `plan`. Whoever is let through reports how it went."""
+    def begin(self, plan: Plan) -> Attempt:
+        """Begin a call about `plan`. If it is permitted, its result must be reported."""
         with self.lock:
             self.calls += 1
-            if self._usual is not None:
-                return self._usual
+            if self._shared is not None:
+                return self._shared
             servers, breakers = self._needed(plan)
             is_closed = all(breaker.state is _CLOSED for breaker in breakers.values())
             now = 0 if is_closed else self.ticks()
             tickets = {}
             if all(breaker.may_ask(now) for breaker in breakers.values()):
                 tickets = {server: breaker.ask(now) for server, breaker in breakers.items()}
-        return Passage(self, breakers, servers, tickets)
+        return Attempt(self, breakers, servers, tickets)
 
-    def look(self) -> None:
-        """See whether all is well, after circuits were told how calls went; the lock must be held."""
-        self.is_calm = all(breaker.is_untroubled for breaker in self._breakers.values())
-        self._usual = None
-        if self.is_calm and self._only is not None:
-            self._usual = Passage(self, self._breakers, (), {ONLY_SERVER: self._only.epoch})
+    def refresh(self) -> None:
+        """Update `is_healthy` after reports to the circuits; the lock must be held."""
+        self.is_healthy = all(breaker.is_healthy for breaker in self._breakers.values())
+        self._shared = None
+        if self.is_healthy and self._only is not None:
+            self._shared = Attempt(self, self._breakers, (), {ONLY_SERVER: self._only.epoch})
 
     def trip(self, error: StoreError) -> None:
-        """Take the store to be away, until a probe finds that it is not: all its servers, as far as they are known."""
+        """Open the circuits of all known servers until a probe succeeds, since the store is known to be down."""
         with self.lock:
             now = self.ticks()
-            known = self._breakers or {ONLY_SERVER: self._added(ONLY_SERVER)}
+            known = self._breakers or {ONLY_SERVER: self._add(ONLY_SERVER)}
             gone = [server for server, breaker in known.items() if breaker.trip(now)]
-            self.look()
+            self.refresh()
         for server in gone:
-            _say_gone(server, error)
+            _log_outage(server, error)
 
-    def without_asking(self, plan: Plan) -> Passage:
-        """Return the way of a call that is not for the store: it is not let through, and not counted."""
+    def bypass(self, plan: Plan) -> Attempt:
+        """Return the attempt of a call that is not for the store: not permitted, and not counted."""
         with self.lock:
             servers, breakers = self._needed(plan)
-        return Passage(self, breakers, servers, {})
+        return Attempt(self, breakers, servers, {})
 
     def _needed(self, plan: Plan) -> tuple[tuple[str, ...], dict[str, Breaker]]:
-        """Return the servers of the limits of `plan`, and the circuits of those servers."""
+        """Return the servers of the limits of `plan`, and their circuits."""
         if self._sharded is None:
             return (), self._breakers
         servers = self._sharded.servers_of(plan)
         if not all(server in self._breakers for server in servers):
             self._forget()
-        return servers, {server: self._breakers.get(server) or self._added(server) for server in servers}
+        return servers, {server: self._breakers.get(server) or self._add(server) for server in servers}
 
     def statistics(self) -> tuple[Mapping[str, BreakerStatistics], int, int]:
-        """Return what each circuit has seen, and how often any opened and closed; the lock must be held."""
+        """Return the statistics of each circuit, and how often any opened and closed; the lock must be held."""
         self._forget()
         seen = {server: each.statistics() for server, each in self._breakers.items()}
         openings = self._openings + sum(each.openings for each in seen.values())
         return seen, openings, self._recoveries + sum(each.recoveries for each in seen.values())
 
-    def _added(self, server: str) -> Breaker:
-        return self._breakers.setdefault(server, self._made())
+    def _add(self, server: str) -> Breaker:
+        return self._breakers.setdefault(server, self._new_breaker())
 
     def _forget(self) -> None:
-        """Forget the circuits of servers that have no part of the store, once it is known which have."""
+        """Forget the circuits of servers that are not part of the store, once its servers are known."""
         servers = () if self._sharded is None else self._sharded.servers()
         for server in [each for each in self._breakers if each not in servers] if servers else ():
             seen = self._breakers.pop(server).statistics()
             self._openings += seen.openings
             self._recoveries += seen.recoveries
-        self.look()
+        self.refresh()
 
 
-class Passage:
-    """The way of a call through the circuits of its servers; while all is well, of many calls."""
+class Attempt:
+    """A call that passes the circuits of its servers; healthy circuits share one for all calls."""
 
     __slots__ = ("_breakers", "_circuits", "_servers", "tickets")
 
@@ -158,12 +158,12 @@ class Passage:
     ) -> None:
         self._circuits, self._breakers, self._servers = circuits, breakers, servers
         self.tickets = tickets
-        """What to report with, for each server; none: the store is not asked."""
+        """The tickets of its servers; empty if the call is not permitted."""
 
     def succeeded(self, decision: Decision) -> None:
-        """Note that the store answered. Parts of a decision may be missing: their servers did not."""
+        """Record an answer of the store. Parts of it may be missing: their servers did not answer."""
         silent = self._silent(decision) if decision.degraded else ()
-        if not silent and all(each.is_untroubled for each in self._breakers.values()):
+        if not silent and all(each.is_healthy for each in self._breakers.values()):
             return
         back, gone = [], []
         with self._circuits.lock:
@@ -173,18 +173,18 @@ class Passage:
                         gone.append(server)
                 elif breaker.succeeded(self.tickets[server]):
                     back.append(server)
-            self._circuits.look()
-        _say_back(back)
+            self._circuits.refresh()
+        _log_recoveries(back)
         for server in gone:
-            _say_gone(server, "a part of its answers is missing")
+            _log_outage(server, "a part of its answers is missing")
 
-    def failed(self, error: BaseException) -> Absence:
-        """Note that the store did not answer: the server that the error names, or all that were needed.
+    def failed(self, error: BaseException) -> Failure:
+        """Record a failure of the server that the error names, or of all that were needed.
 
-        An error that says nothing about the store, such as misuse or a caller that was cancelled, is raised again.
+        An error that says nothing about the store, such as misuse or cancellation, is raised again.
         """
         circuits, gone = self._circuits, []
-        is_busy = isinstance(error, StoreBusy)  # no news: the store as such is well
+        is_busy = isinstance(error, StoreBusy)  # the store itself is healthy
         with circuits.lock:
             now = circuits.ticks()
             for server, breaker in self._breakers.items():
@@ -196,34 +196,34 @@ class Passage:
                 raise error
             reason = reason_of(error)
             circuits.failures[reason] += 1
-            circuits.look()
+            circuits.refresh()
         for server in gone:
-            _say_gone(server, error)
-        return Absence(self, reason, error)
+            _log_outage(server, error)
+        return Failure(self, reason, error)
 
-    def refused(self) -> Absence:
-        """Return that the store is not asked."""
-        return Absence(self, Reason.CIRCUIT_OPEN, None)
+    def refused(self) -> Failure:
+        """Return the failure of a call that is not permitted."""
+        return Failure(self, Reason.CIRCUIT_OPEN, None)
 
     def answered_late(self, failed: str) -> None:
-        """Note that the server that failed has answered after all; its name is empty if it is not known."""
+        """Record that the failed server has answered after all; its name is empty if it is not known."""
         back = []
         with self._circuits.lock:
             self._circuits.late += 1
             for server, breaker in self._breakers.items():
                 if failed in {"", server} and breaker.answered_late(self.tickets[server]):
                     back.append(server)
-            self._circuits.look()
-        _say_back(back)
+            self._circuits.refresh()
+        _log_recoveries(back)
 
     def wait_us(self) -> int:
-        """Return how many microseconds from now the store is asked again; at least 1."""
+        """Return microseconds until the store is called again; at least 1."""
         with self._circuits.lock:
             now = self._circuits.ticks()
-            return max([breaker.wait_us(now) for breaker in self.troubled().values()])
+            return max([breaker.wait_us(now) for breaker in self.open_circuits().values()])
 
-    def troubled(self) -> Mapping[str, Breaker]:
-        """Return the circuits that are not closed; all, if they all are."""
+    def open_circuits(self) -> Mapping[str, Breaker]:
+        """Return the circuits that are not closed; all of them if all are closed."""
         return {server: each for server, each in self._breakers.items() if each.state is not _CLOSED} or self._breakers
 
     def _silent(self, decision: Decision) -> Collection[str]:
@@ -232,30 +232,30 @@ class Passage:
         return {server for server, part in parts if part.degraded == Reason.STORE_UNAVAILABLE}
 
 
-class Absence(NamedTuple):
-    """That the store did not answer a call, and why."""
+class Failure(NamedTuple):
+    """A call that the store did not answer."""
 
-    passage: Passage
+    attempt: Attempt
     reason: Reason
     error: StoreError | None
-    """What it raised, if it was asked."""
+    """The store's error, if it was called."""
 
     def to_raise(self) -> StoreError:
-        """Return an error for callers that must know that the store did not answer."""
+        """Return the error for callers that must know."""
         if self.error:
             return self.error
-        where, wait_us = _named(", ".join(self.passage.troubled())), self.passage.wait_us()
-        return StoreUnavailable(f"the store{where} failed before, and is asked again in {wait_us / 1e6:g} s")
+        where, wait_us = _named(", ".join(self.attempt.open_circuits())), self.attempt.wait_us()
+        return StoreUnavailable(f"the store{where} failed before, and is tried again in {wait_us / 1e6:g} s")
 
 
 def _named(server: str) -> str:
     return f" (shard {server})" if server else ""
 
 
-def _say_back(servers: list[str]) -> None:
+def _log_recoveries(servers: list[str]) -> None:
     for server in servers:
         _LOG.warning("the store%s answers again", _named(server))
 
 
-def _say_gone(server: str, why: object) -> None:
-    _LOG.warning("the store%s does not answer (%s): decided without it until it does", _named(server), why)
+def _log_outage(server: str, why: object) -> None:
+    _LOG.warning("the store%s does not answer (%s): requests are decided without it until it does", _named(server), why)

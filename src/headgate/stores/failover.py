@@ -1,23 +1,22 @@
-"""A store around a store, which always answers: asks the inner one, and decides by itself when that one does not.
+"""A store around a store that always answers: it calls the inner one, and decides itself when that does not answer.
 
-Every answer the inner store did not give says so: `Decision.degraded` has the reason. While a server is away nobody
-waits for it (see `headgate.stores.breaker` and `headgate.stores.circuits`); when it is back, that is noticed without
-anybody's help.
+`Decision.degraded` has the reason for every answer that the inner store did not give. While a server is down, no call
+waits for it (see `headgate.stores.breaker` and `headgate.stores.circuits`); its return is noticed automatically.
 
-What the modes promise while the store is away, for a limit of capacity C on N nodes:
+What the modes guarantee while the store is unavailable, for a limit of capacity C on N nodes:
 
-* ``local``: this node decides with its share. All nodes together admit at most N * ceil(C / N), which is less than
-  C + N, in addition to what the store admits before and after, however often it comes and goes (and a bucket refills by
-  at most N * ceil(limit / N) per window). So where C may pass, less than 2 C + N do around an outage if the store kept
-  its state, and less than 3 C + N if it came back empty. More nodes than N admit a share each; fewer admit less. A
-  process that is started while the store is away is one more node: what another admitted is lost with that one. What is
-  promised where N is counted, and nodes come and go, is in docs/operate.md.
+* ``local``: each node decides with its share. All nodes together admit at most N * ceil(C / N), which is less than
+  C + N, in addition to what the store admits before and after, however often it fails and returns (and a bucket
+  refills by at most N * ceil(limit / N) per window). So where C may pass, less than 2 C + N pass around an outage if
+  the store kept its state, and less than 3 C + N if it lost it. More nodes than N admit a share each; fewer admit less.
+  A process that starts during an outage is one more node, since the state of the process that it replaces is lost.
+  docs/operate.md has the guarantees where N is counted, and nodes come and go.
 * ``allow``: no limit holds. ``deny``: nothing passes.
 
-A question whose outcome is unknown is never asked again: the mode answers. Perhaps the store has taken the cost all the
-same; then it admits that much less later. An answer that comes after its deadline is noted for the next decisions of
-this node, and shows that the server is not away. What `check_once` promises holds for each that answers, the store and
-the mode: a retry that the other one answers counts there as well.
+A call with an unknown outcome is never repeated: the mode answers. If the store took the cost all the same, it admits
+that much less later. An answer after its deadline is recorded for the next decisions of this node, and shows that the
+server is not down. The guarantee of `check_once` holds for the store and the mode separately: a retry that the other
+one answers counts there as well.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from headgate.flows import drive, drive_async
 from headgate.stores import breaker as breakers
 from headgate.stores.base import AsyncCheck, AsyncStore, Check, Sharded, Store, WithDeadlines
 from headgate.stores.breaker import Breaker, BreakerStatistics
-from headgate.stores.circuits import DECIDED_HERE, Absence, Circuits, Passage, Reason
+from headgate.stores.circuits import DECIDED_HERE, Attempt, Circuits, Failure, Reason
 from headgate.stores.fallback import Fallback
 from headgate.stores.heartbeat import Heartbeat
 from headgate.stores.memory import MAX_KEYS
@@ -52,54 +51,51 @@ __all__ = ["AsyncFailoverStore", "FailoverStore", "Options", "Reason", "Statisti
 
 MAX_NODES = 100_000
 LATE_EVERY_US = 10_000_000
-"""Microseconds for which nothing more is logged about late answers."""
+"""Microseconds between log messages about late answers."""
 _LOG = logging.getLogger("headgate.stores")
-_RESET = Verb.RESET  # a name is found faster than a member
+_RESET = Verb.RESET  # a global is found faster than an enum member
 _TAKING = (Verb.CHECK, Verb.CHECK_ONCE)
 _NEVER = 1 << 63
 
 
 class Options(TypedDict, total=False):
-    """What both failover stores accept besides the store."""
+    """Options of both failover stores."""
 
     mode: str | Callable[[Limit], Mode]
-    """What to answer when the store does not: "local" (the default), "allow" or "deny"; or a function that tells for
-    each limit."""
+    """What to answer when the store does not: "local" (the default), "allow" or "deny"; or a function of each limit."""
     nodes: int | None
-    """How many processes share the limits, this one included, for the mode "local"; 1 by default. None: as many as the
+    """How many processes share the limits, including this one, for the mode "local"; 1 by default. None: as many as the
     store counts; see `headgate.stores.heartbeat`."""
     shared: str
-    """What those that are counted share: a name, "" by default."""
+    """The name of what the counted processes share, "" by default."""
     fewest: int
-    """How many they are at least, as far as is known without counting; 1 by default."""
+    """The least number of processes, known without counting; 1 by default."""
     max_keys: int
-    """The most states of single keys that the mode "local" keeps; see `MemoryStore`."""
+    """The most states of single keys for the mode "local"; see `MemoryStore`."""
     failures: int
-    """So many failures in a row open the circuit of a server; 5 by default."""
+    """Failures in a row that open the circuit of a server; 5 by default."""
     pause: float
-    """Seconds until the first probe; 0.25 by default. Each probe that fails doubles it, and chance shortens it."""
+    """Seconds until the first probe; 0.25 by default. Each failed probe doubles it, and chance shortens it."""
     longest_pause: float
-    """The most it grows to, in seconds; 2 by default."""
+    """The longest pause, in seconds; 2 by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a failover store has done so far."""
-
     calls: int
     """Calls of any verb."""
     failures: Mapping[Reason, int]
-    """Calls that the store was asked and did not answer, by kind."""
+    """Calls that the store did not answer, by kind."""
     degraded: Mapping[tuple[Mode, Reason], int]
-    """Decisions that the store did not make, by mode and reason."""
+    """Decisions in place of the store, by mode and reason."""
     openings: int
-    """How often a circuit opened: the number of outages. Servers that are forgotten count too."""
+    """How often a circuit opened: the number of outages, including those of forgotten servers."""
     recoveries: int
     """How often a circuit closed again."""
     breakers: Mapping[str, BreakerStatistics]
-    """Each server's circuit."""
+    """The circuit of each server."""
     late: int = 0
-    """Answers of the store that came after their deadline: they are failures, too, but not outages."""
+    """Answers after their deadline: failures, but not outages."""
     nodes: int = 1
     """How many processes share the limits, as set or counted."""
 
@@ -112,12 +108,12 @@ class FailoverStore:
     >>> limiter = Limiter("100/minute", store=FailoverStore(open_store("redis://localhost:6379/0"), nodes=4))
 
     Args:
-        store: the store to ask. It answers or raises a `StoreError`, and that before callers lose patience: a call that
-            is cancelled says nothing about the store, and so never opens a circuit.
+        store: the inner store. It must answer or raise a `StoreError` before callers give up: a cancelled call says
+            nothing about the store, and so never opens a circuit.
         options: see `Options`.
 
-    Of the verbs, only `reset` raises StoreError: it forgets what this node decided, and whoever asked for a reset must
-    know when the store was not reset.
+    Of the verbs, only `reset` raises StoreError: it resets this node's own state, and the caller must know that the
+    store was not reset.
     """
 
     def __init__(self, store: Store, **options: Unpack[Options]) -> None:
@@ -132,27 +128,24 @@ class FailoverStore:
         failover = self._failover
         if call.shadow and failover.circuits.is_apart(call):
             return drive(shadowed(call), self.run)
-        passage = failover.enter(call)
-        if not passage.tickets:
-            return failover.decide(call, passage.refused())
+        attempt = failover.begin(call)
+        if not attempt.tickets:
+            return failover.decide(call, attempt.refused())
         try:
             decision = self._store.run(call)
-        except BaseException as error:  # noqa: BLE001  what is not the store's is raised again
-            return failover.decide(call, failover.failed(passage, error))
-        return failover.answered(call, passage, decision)
+        except BaseException as error:  # noqa: BLE001  errors of others are raised again
+            return failover.decide(call, failover.failed(attempt, error))
+        return failover.answered(call, attempt, decision)
 
     def bind(self, family: Family) -> Check:
         return plain_check(self, family)
 
     def ready(self) -> None:
-        """Return when the inner store can decide now, else raise its StoreError: for health checks.
-
-        This store answers all the same.
-        """
+        """Return if the inner store can decide now, else raise its StoreError: for health checks."""
         self._store.ready()
 
     def statistics(self) -> Statistics:
-        """Return what happened so far, for metrics."""
+        """Return the counters, for metrics."""
         return self._failover.statistics()
 
     def close(self) -> None:
@@ -165,7 +158,7 @@ class FailoverStore:
 
 
 class AsyncFailoverStore:
-    """The same for callers in an event loop: an `AsyncStore` that always answers."""
+    """The same for an event loop."""
 
     def __init__(self, store: AsyncStore, **options: Unpack[Options]) -> None:
         check_colour(store, asynchronous=True, outer=type(self))
@@ -177,9 +170,9 @@ class AsyncFailoverStore:
             self.servers_of, self.servers = store.servers_of, store.servers
 
     def within(self, seconds: float) -> AsyncFailoverStore:
-        """Return the same store for callers that wait no longer than so many seconds for it.
+        """Return the same store for callers that wait at most so many seconds for it, with the same state.
 
-        It is the same if the inner store cannot be asked so. All share circuits, states and statistics.
+        Without effect if the inner store has no deadlines.
         """
         if not isinstance(self._store, WithDeadlines):
             return self
@@ -191,32 +184,32 @@ class AsyncFailoverStore:
         failover = self._failover
         if call.shadow and failover.circuits.is_apart(call):
             return await drive_async(shadowed(call), self.run)
-        passage = failover.enter(call)
-        if not passage.tickets:
-            return failover.decide(call, passage.refused())
+        attempt = failover.begin(call)
+        if not attempt.tickets:
+            return failover.decide(call, attempt.refused())
         try:
             decision = await self._store.run(call)
-        except BaseException as error:  # noqa: BLE001  what is not the store's is raised again
-            return failover.decide(call, failover.failed(passage, error))
-        return failover.answered(call, passage, decision)
+        except BaseException as error:  # noqa: BLE001  errors of others are raised again
+            return failover.decide(call, failover.failed(attempt, error))
+        return failover.answered(call, attempt, decision)
 
     def bind(self, family: Family) -> AsyncCheck:
         return plain_async_check(self, family)
 
     async def ready(self) -> None:
-        """Return when the inner store can decide now, else raise its StoreError: for health checks."""
+        """Return if the inner store can decide now, else raise its StoreError: for health checks."""
         await self._store.ready()
 
     def trip(self, error: StoreError) -> None:
-        """Answer without the store, as it is known to be away, until a probe finds that it is not."""
+        """Answer without the store until a probe succeeds, since it is known to be down."""
         self._failover.circuits.trip(error)
 
     def statistics(self) -> Statistics:
-        """Return what happened so far, for metrics."""
+        """Return the counters, for metrics."""
         return self._failover.statistics()
 
     def beat(self) -> None:
-        """Be counted among those that share the limits, if that is due: for a service that waits for requests."""
+        """Send a heartbeat, if one is due: for a service without requests."""
         self._failover.beat_if_due(self.clock.now())
 
     async def close(self) -> None:
@@ -225,7 +218,7 @@ class AsyncFailoverStore:
         self._failover.fallback.close()
         await self._store.close()
 
-    def _start_beat(self) -> None:  # beside the call that brought it up, whose caller may be in a hurry
+    def _start_beat(self) -> None:  # in a task: the caller of the present call should not wait
         task = asyncio.get_running_loop().create_task(self._beat())
         self._beating.add(task)
         task.add_done_callback(self._beating.discard)
@@ -236,7 +229,7 @@ class AsyncFailoverStore:
 
 
 class _Failover:
-    """What both stores share: the circuits, who answers instead, and the counters. Nothing here waits for a store."""
+    """The logic of both stores: circuits, fallback and counters. It never waits for a store."""
 
     def __init__(
         self,
@@ -252,11 +245,11 @@ class _Failover:
         pause: float = breakers.PAUSE_US / 1_000_000,
         longest_pause: float = breakers.LONGEST_PAUSE_US / 1_000_000,
     ) -> None:
-        if nodes is not None:  # else they are counted
+        if nodes is not None:  # otherwise they are counted
             whole("nodes", nodes, 1, MAX_NODES, InvalidStore)
         pause_us, longest_us = microseconds("pause", pause), microseconds("longest_pause", longest_pause)
         self._heartbeat = Heartbeat(shared, fewest) if nodes is None else None
-        self._beat, self._rests_from, self._rests_until = beat, -_NEVER, -_NEVER if nodes is None else _NEVER
+        self._beat, self._quiet_from, self._quiet_until = beat, -_NEVER, -_NEVER if nodes is None else _NEVER
         known = self._heartbeat.count if self._heartbeat is not None else nodes or 1
         self.fallback = Fallback(mode, known, max_keys, store.clock)
         self.circuits = Circuits(
@@ -267,66 +260,66 @@ class _Failover:
         self.degraded: Counter[tuple[Mode, Reason]] = Counter()
         self._silent_until = 0
 
-    def enter(self, call: Call) -> Passage:
-        """Begin a call. What this node took in place of the store goes back here."""
+    def begin(self, call: Call) -> Attempt:
+        """Begin a call. What this node took in place of the store is refunded or reset here."""
         if call.verb is _RESET:
             self.fallback.reset(call.plan)
         plan = call.plan or call.shadow[0]
         if call.charge is not None and call.charge.degraded in DECIDED_HERE:
-            return self.circuits.without_asking(plan)
-        return self.circuits.enter(plan)
+            return self.circuits.bypass(plan)
+        return self.circuits.begin(plan)
 
-    def answered(self, call: Call, passage: Passage, decision: Decision) -> Decision:
-        """Note that the store answered, and return what it did."""
-        if decision.degraded or not self.circuits.is_calm:
-            passage.succeeded(decision)
-        if self.fallback.is_curious:
-            now = self.fallback.saw(call, decision)
-            if not self._rests_from <= now < self._rests_until and call.verb in _TAKING:
+    def answered(self, call: Call, attempt: Attempt, decision: Decision) -> Decision:
+        """Record an answer of the store, and return it."""
+        if decision.degraded or not self.circuits.is_healthy:
+            attempt.succeeded(decision)
+        if self.fallback.learns:
+            now = self.fallback.record(call, decision)
+            if not self._quiet_from <= now < self._quiet_until and call.verb in _TAKING:
                 self.beat_if_due(now)
         return decision
 
     def beat_if_due(self, now: int) -> None:
-        """Start a heartbeat, unless there was one a moment ago, nobody is counted, or it is of no use."""
+        """Start a heartbeat, if processes are counted, the count is used, and one is due."""
         heartbeat = self._heartbeat
-        if heartbeat is not None and self.fallback.is_curious and heartbeat.is_due(now):
-            self._rests_from, self._rests_until = heartbeat.rests_from, heartbeat.rests_until
+        if heartbeat is not None and self.fallback.learns and heartbeat.is_due(now):
+            self._quiet_from, self._quiet_until = heartbeat.quiet_from, heartbeat.quiet_until
             self._beat()
 
     def heartbeat(self) -> Generator[Call, Decision, None]:
-        """Return the flow of a heartbeat. What it counts holds for the next decisions."""
+        """Return the flow of a heartbeat, whose count applies to the next decisions."""
         if self._heartbeat is not None:
             yield from self._heartbeat.beat()
             self.fallback.nodes = self._heartbeat.count
 
-    def failed(self, passage: Passage, error: BaseException) -> Absence:
-        """Note that the store did not answer; if it does after all, that is noted when it comes."""
-        absence = passage.failed(error)
+    def failed(self, attempt: Attempt, error: BaseException) -> Failure:
+        """Record a failure, and a later answer if one arrives."""
+        failure = attempt.failed(error)
         if isinstance(error, OutcomeUnknown):
-            error.told_late = partial(self._answered_late, passage, error.server)
-        return absence
+            error.told_late = partial(self._answered_late, attempt, error.server)
+        return failure
 
-    def _answered_late(self, passage: Passage, server: str, call: Call, decision: Decision) -> None:
-        passage.answered_late(server)
-        self.fallback.saw(call, decision)
+    def _answered_late(self, attempt: Attempt, server: str, call: Call, decision: Decision) -> None:
+        attempt.answered_late(server)
+        self.fallback.record(call, decision)
         now = self.circuits.ticks()
         if now >= self._silent_until:
             self._silent_until = now + LATE_EVERY_US
             _LOG.warning(
-                "an answer of the store came after its deadline, so this node had decided (%d so far): the store, "
+                "the store answered after the deadline, so this node had decided (%d so far): the store, "
                 "the network or this process is slow",
                 self.circuits.late,
             )
 
-    def decide(self, call: Call, absence: Absence) -> Decision:
-        """Answer instead of the store."""
+    def decide(self, call: Call, failure: Failure) -> Decision:
+        """Answer in place of the store."""
         if call.shadow:
-            return drive(shadowed(call), lambda each: self.decide(each, absence))
+            return drive(shadowed(call), lambda each: self.decide(each, failure))
         if call.verb is _RESET:
-            raise absence.to_raise()
-        decision = self.fallback.instead(call, absence.reason, absence.passage.wait_us())
+            raise failure.to_raise()
+        decision = self.fallback.answer_for(call, failure.reason, failure.attempt.wait_us())
         with self.circuits.lock:
-            self.degraded[self.fallback.mode_of(call.plan), absence.reason] += 1
+            self.degraded[self.fallback.mode_of(call.plan), failure.reason] += 1
         return decision
 
     def statistics(self) -> Statistics:

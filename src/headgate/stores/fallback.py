@@ -1,11 +1,11 @@
-"""Who answers when the store does not: this process, for each limit in the limit's own mode.
+"""Decisions of this process in place of the store, for each limit in the limit's own mode.
 
 With "local" every node has its share of each limit. With N nodes, limit and capacity are divided by N and rounded up,
 so all nodes together admit at most N * ceil(capacity / N), less than capacity + N, at once, and refill by at most
-N * ceil(limit / N) per window. A key begins with this node's share of what the store said last that is left of it; one
-that the store said nothing of here begins with the whole share. What was admitted here stays used when the store is
-back and away again, so an outage with interruptions admits no more than one without. A cost above a share's capacity is
-refused until the store is back: no wait here would admit it.
+N * ceil(limit / N) per window. A key starts with this node's share of what was left by the store's last answer; without
+one, with the whole share. What was admitted here stays used when the store returns and fails again, so an interrupted
+outage admits no more than one without interruptions. A cost above a share's capacity is refused until the store
+returns: no wait here would admit it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headgate.stores.circuits import DECIDED_HERE, Reason
 from headgate.stores.memory import MemoryStore
 
 MAX_SEEN = 50_000
-"""So many keys, and as many older ones, the mode "local" knows of from the store; each takes about 250 bytes."""
+"""Keys of which the mode "local" keeps the store's last answer, and as many older ones; each takes about 250 bytes."""
 _STRICTNESS = (Mode.ALLOW, Mode.LOCAL, Mode.DENY)
 _MISSING = Reason.STORE_UNAVAILABLE.value
 """The mark of a part of a decision that the store did not give."""
@@ -40,40 +40,39 @@ class Fallback:
     """Answers in place of a store; safe for threads.
 
     Args:
-        mode: that of all limits, or a function that tells that of each.
-        nodes: how many share the limits, this one included.
+        mode: that of all limits, or a function of each.
+        nodes: how many processes share the limits, including this one.
         max_keys: the most states of single keys that are kept here.
-        clock: tells the time by which limits count.
+        clock: the clock of the limits.
     """
 
     def __init__(self, mode: str | Callable[[Limit], Mode], nodes: int, max_keys: int, clock: Clock) -> None:
         if isinstance(mode, str) and mode in set(Mode):
             only = Mode(mode)
             self._mode: Callable[[Limit], Mode] = lambda _: only
-            self.is_curious = only is Mode.LOCAL
-            """Whether it makes use of what the store says."""
+            self.learns = only is Mode.LOCAL
+            """Whether it uses the answers of the store."""
         elif callable(mode):
-            self._mode, self.is_curious = mode, True
+            self._mode, self.learns = mode, True
         else:
             raise InvalidStore(f"mode must be one of {', '.join(Mode)}, not {short(mode)}")
         self.nodes = nodes
-        """How many share the limits now."""
         self._now = clock.now
         self._store = MemoryStore(max_keys=max_keys, clock=clock)
         self._most_seen = min(max_keys, MAX_SEEN)
-        # What the store said last of each key: when, and how much of it was used. The older half is forgotten first.
+        # The store's last answer for each key: when, and how much was used. The older half is evicted first.
         self._young: dict[tuple[str, Principal], tuple[int, int]] = {}
         self._old: dict[tuple[str, Principal], tuple[int, int]] = {}
         self._lock = new_lock()
 
     def mode_of(self, plan: Plan) -> Mode:
-        """Return the mode in which a plan is answered: the strictest of those of its limits."""
+        """Return the mode of a plan: the strictest of its limits' modes."""
         return max([self._mode(limit) for limit in plan], key=_STRICTNESS.index)
 
     def answer(self, call: Call, wait_us: int) -> Decision:
-        """Answer a call; `wait_us` is the time until the store is asked again. All or nothing, as ever."""
+        """Answer a call, all or nothing; `wait_us` is the time until the store is called again."""
         modes = [self._mode(limit) for limit in call.plan]
-        if Mode.DENY in modes and call.verb is not Verb.REFUND:  # then nobody takes anything
+        if Mode.DENY in modes and call.verb is not Verb.REFUND:  # then nothing is taken
             call = Call(Verb.PEEK, call.plan, call.cost, costs=call.costs)
         found: dict[int, Decision] = {}
         for mode in dict.fromkeys(modes):
@@ -86,14 +85,14 @@ class Fallback:
             found.update(zip(places, answers, strict=True))
         return combine([found[place] for place in range(len(modes))])
 
-    def instead(self, call: Call, reason: Reason, wait_us: int) -> Decision:
-        """Answer a call, and say why the store did not. What the store took, or perhaps gave back, stays taken."""
-        if call.verb is Verb.REFUND and not _is_given_back_here(call.charge, reason):
+    def answer_for(self, call: Call, reason: Reason, wait_us: int) -> Decision:
+        """Answer a call, with the reason. What the store took, or may have refunded, stays taken."""
+        if call.verb is Verb.REFUND and not _is_refunded_here(call.charge, reason):
             call = Call(Verb.PEEK, call.plan, 1)
         return marked(self.answer(call, wait_us), reason)
 
-    def saw(self, call: Call, decision: Decision) -> int:
-        """Note what the store itself has decided, also of limits that have another mode now; return when."""
+    def record(self, call: Call, decision: Decision) -> int:
+        """Record a decision of the store, also for limits that have another mode now; returns the time."""
         now, young = self._now(), self._young
         self._note(call.plan, decision, now)
         if call.shadow:
@@ -105,13 +104,13 @@ class Fallback:
 
     def _note(self, plan: Plan, decision: Decision, now: int) -> None:
         young, parts = self._young, decision.parts if decision.made_of else (decision,)
-        for place, limit in enumerate(plan):  # to zip them would take twice the time
+        for place, limit in enumerate(plan):  # zip takes twice the time
             part = parts[place]
             if part.degraded != _MISSING:
                 young[limit.space, limit.principal] = now, part.limit - part.remaining
 
     def reset(self, plan: Plan) -> None:
-        """Forget what was decided here, and seen, of the limits of the plan."""
+        """Forget the state and the recorded answers of a plan's limits."""
         for limit in plan:
             self._take_seen(limit)
         self._store.run(Call(Verb.RESET, plan))
@@ -122,7 +121,7 @@ class Fallback:
         self._store.close()
 
     def _local(self, call: Call, wait_us: int) -> tuple[Decision, ...]:
-        """Decide here, with this node's share."""
+        """Decide with this node's share."""
         nodes = self.nodes
         share = _share(call.plan, nodes)
         self._catch_up(call.plan, share, nodes)
@@ -136,7 +135,7 @@ class Fallback:
         )
 
     def _catch_up(self, plan: Plan, share: Plan, nodes: int) -> None:
-        """Take from each share what is not left of it by what the store said since the last time."""
+        """Take from each share what the store's last answer says is used."""
         with self._lock:
             for limit, own in zip(plan, share, strict=True):
                 seen = self._take_seen(limit)
@@ -147,7 +146,7 @@ class Fallback:
                         self._store.run(Call(Verb.CHECK, (own,), surplus))
 
     def _take_seen(self, limit: Limit) -> tuple[int, int] | None:
-        """Return what was noted last of a limit, and forget it."""
+        """Return and forget the last answer for a limit."""
         key = limit.space, limit.principal
         before = self._old.pop(key, None)
         return self._young.pop(key, before)
@@ -161,12 +160,12 @@ def _share(plan: Plan, nodes: int) -> Plan:
 
 
 def _allowed(plan: Plan) -> tuple[Decision, ...]:
-    """Let everything pass, as if nothing had been used."""
+    """Admit everything, as if nothing had been used."""
     return decide(Call(Verb.PEEK, plan, 0), [None] * len(plan), 0)[1].limits
 
 
 def _denied(plan: Plan, wait_us: int) -> tuple[Decision, ...]:
-    """Let nothing pass before the store is asked again."""
+    """Refuse everything until the store is called again."""
     quotas = [limit.quota for limit in plan]
     nothing = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for quota in quotas]
     return tuple([_refused(decision, wait_us) for decision in nothing])
@@ -180,19 +179,19 @@ def share_of(quota: Quota, nodes: int) -> Quota:
     limit, capacity = -(-quota.limit // nodes), -(-quota.capacity // nodes)
     try:
         return replace(quota, limit=limit, burst=capacity - limit)
-    except InvalidQuota:  # it would take a little longer to come back than can be counted
+    except InvalidQuota:  # its refill would take longer than can be counted
         return replace(quota, limit=limit, burst=quota.capacity // nodes - limit)
 
 
 def _left(quota: Quota, seen_at: int, used: int, now: int) -> int:
-    """Return what is left of a quota of which so much was used when it was seen: as if it had all been used then."""
+    """Return what is left of a quota of which `used` was used at `seen_at`, as if it had all been used then."""
     state, _ = quota.step(None, min(used, quota.capacity), seen_at)
     _, decision = quota.step(state, 0, max(now, seen_at))
     return decision.remaining
 
 
-def _is_given_back_here(charge: Charge | None, reason: Reason) -> bool:
-    """Is it to be given back here? What the store took never is, nor what it has perhaps given back already."""
+def _is_refunded_here(charge: Charge | None, reason: Reason) -> bool:
+    """Whether a refund is for this node: never for what the store took, or may have refunded already."""
     if charge is None:
         return reason is not Reason.OUTCOME_UNKNOWN
     return charge.degraded in DECIDED_HERE

@@ -1,4 +1,4 @@
-"""What goes back and forth between an event loop and the servers of a store, in numbers."""
+"""Counters of the traffic between an event loop and the servers of a store."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from headgate.clock import BUCKETS, bucket_of
 
 
 class TrafficStatistics(NamedTuple):
-    """What came back so far. Batches that were lost are not in it: those are failures."""
+    """Counters of answered batches; lost ones are failures."""
 
     batches: int
     """Round trips."""
     calls: int
-    """What was asked in them: divided by the batches, how many calls travel together."""
+    """The calls in them; divided by the batches, the mean size of a batch."""
     durations: tuple[int, ...]
-    """How many batches took how long: the buckets of `headgate.clock`, then all nanoseconds together."""
+    """Durations of batches: the buckets of `headgate.clock`, then the total in nanoseconds."""
 
 
 class Traffic:
@@ -28,21 +28,20 @@ class Traffic:
         self._durations = [0] * BUCKETS
 
     def replied(self, calls: int, elapsed_ns: int) -> None:
-        """Note a batch whose replies have come."""
+        """Count a batch with all its replies."""
         self._calls += calls
         self._nanoseconds += elapsed_ns
         self._durations[bucket_of(elapsed_ns)] += 1
 
     def statistics(self) -> TrafficStatistics:
-        """Return what it has counted."""
         durations = (*self._durations, self._nanoseconds)
         return TrafficStatistics(sum(self._durations), self._calls, durations)
 
 
 @runtime_checkable
 class Networked(Protocol):
-    """What a store may offer besides, if it asks servers."""
+    """An optional interface of a store on servers."""
 
     def traffic(self) -> TrafficStatistics:
-        """Return what came back from them so far."""
+        """Return the counters of replies so far."""
         ...

@@ -101,7 +101,7 @@ def test_those_that_hold_the_most_memory_are_closed_when_there_is_too_little_for
 
     with caplog.at_level(logging.WARNING):
         assert asyncio.run(asyncio.wait_for(run(), 30)) == [10, 20, 300, 0]
-    assert "2 connections that held the most memory were closed" in caplog.text
+    assert "closed the 2 connections that held the most memory" in caplog.text
 
 
 class Batched:

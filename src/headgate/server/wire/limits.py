@@ -1,4 +1,4 @@
-"""How much a client may ask of the wire: everything that could grow or last is bounded."""
+"""Bounds on everything that a client can make grow or last."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ class WireLimits:
     """Sizes in bytes, times in seconds."""
 
     connections: int = 10_000
-    """In one process, over all its ports; more are refused with 503, or closed."""
+    """Per process, over all its ports; more are refused with 503, or closed."""
     header_bytes: int = 16_384
     """All headers of a request together, as text."""
     headers: int = 100
-    """How many."""
     target_bytes: int = 8192
     """The path and query of a request."""
     body_bytes: int = 1_048_576
@@ -22,30 +21,30 @@ class WireLimits:
     message_bytes: int = 262_144
     """A message of gRPC."""
     streams: int = 1000
-    """Open at once on one HTTP/2 connection; as much as `SETTINGS_MAX_CONCURRENT_STREAMS` says."""
+    """Open at once on one HTTP/2 connection: `SETTINGS_MAX_CONCURRENT_STREAMS`."""
     pipelined: int = 64
-    """Requests of one HTTP/1 connection that wait for their turn; reading pauses at more."""
+    """Unanswered requests of one HTTP/1 connection; beyond, reading pauses."""
     outgoing_bytes: int = 1_048_576
-    """Waiting to be sent on one connection; then it is not read from, until `write_time` is over."""
+    """Bytes in the send buffer of one connection; beyond, reading pauses, for `write_time` at most."""
     held_bytes: int = 134_217_728
-    """Kept for all connections of a process together: what has arrived of their bodies, and what they do not take. If
-    it is more, the connections that hold the most are closed."""
+    """Bytes buffered for all connections of a process: incomplete bodies, and responses that clients do not read.
+    Beyond, the connections that hold the most are closed."""
     header_time: float = 10.0
-    """From the first byte of a request to the end of its headers; and for the TLS handshake."""
+    """From the first byte of a request to the end of its headers; also for the TLS handshake."""
     body_time: float = 20.0
-    """From there to the end of its body."""
+    """From the end of the headers to the end of the body."""
     idle_time: float = 300.0
     """Without a request in progress."""
     write_time: float = 20.0
-    """For a client to take what waits for it."""
+    """For a client to read what is in the send buffer."""
     resets: int = 200
-    """Streams that a client may reset in `reset_time`, beyond as many as it lets finish."""
+    """Streams that a client may reset in `reset_time`, in addition to as many as it lets finish."""
     free_resets: bool = False
-    """Whether streams may be reset freely once their request is complete: for calls, each of which is counted when it
-    is admitted. All clients of a proxy share its connection, and may well give up at once."""
+    """Whether complete requests may be reset without a bound: for calls, which admission counts. All clients of a proxy
+    share its connection, and may well cancel at the same time."""
     reset_time: float = 10.0
     control_frames: int = 1000
-    """PING, SETTINGS and other frames without use in `reset_time`; more are an attack."""
+    """PING, SETTINGS and other overhead frames in `reset_time`; more are an attack."""
 
 
 DEFAULT = WireLimits()

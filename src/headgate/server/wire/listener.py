@@ -1,4 +1,4 @@
-"""The ports of a process: where connections come from, and how they end without a request lost."""
+"""The ports of a process: they accept connections, and close without losing a request."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from headgate.server.wire.socket_end import FirstBytes
 from headgate.server.wire.tls import Tls
 
 _BACKLOG = 2048
-_ON_ITS_WAY = 0.1
-"""Seconds for a request to arrive that was sent before the client learnt that we are leaving."""
+_IN_TRANSIT = 0.1
+"""Seconds for requests to arrive that were sent before the client learnt of the shutdown."""
 _PROBES = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
-"""Seconds of silence after which a client is probed, seconds between probes, and how many may go unanswered."""
+"""Seconds of silence before a client is probed, seconds between probes, and how many may go unanswered."""
 
 
 class Listener:
-    """Serves HTTP and gRPC on any number of ports. One for each process, and for the loop that runs when it is made.
+    """Serves HTTP and gRPC on any number of ports. There is one per process, for the running event loop.
 
     Args:
         limits: for all connections together.
-        admit: returns what admits the requests of a new connection; all are admitted if it is None.
+        admit: returns the admission of a new connection; None admits everything.
     """
 
     def __init__(self, limits: WireLimits = DEFAULT, admit: Admit | None = None) -> None:
@@ -42,13 +42,13 @@ class Listener:
         self._registry = ConnectionRegistry(limits, admit, self._loop)
         self._servers: list[asyncio.Server] = []
         self._factories: dict[socket.socket, tuple[Callable[[], FirstBytes], Tls | None]] = {}
-        """What makes the connections of each port."""
+        """The connection factory of each port."""
         self._late: set[asyncio.Task[None]] = set()
-        """Connections that are accepted when the port is about to close."""
+        """Connections accepted while the port closes."""
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._registry.connections)
 
     async def serve_http(
@@ -58,10 +58,10 @@ class Listener:
         tls: Tls | None = None,
         statuses: Mapping[bytes, int] = MappingProxyType({}),
     ) -> None:
-        """Serve HTTP/1.1, and HTTP/2 to clients that begin with it or ask for it by ALPN.
+        """Serve HTTP/1.1, and HTTP/2 to clients that start with it or negotiate it by ALPN.
 
-        The socket listens, and is closed with this listener. Statuses are those of malformed HTTP/1.1 requests, by
-        path, in place of 400, 431 and others.
+        The listening socket is closed with this listener. `statuses` replace those of malformed HTTP/1.1 requests
+        (400, 431 and others), by path.
         """
         registry = self._registry
 
@@ -76,7 +76,7 @@ class Listener:
         )
 
     async def serve_grpc(self, methods: Methods, bound: socket.socket, tls: Tls | None = None) -> None:
-        """Serve gRPC over HTTP/2 on a socket that listens."""
+        """Serve gRPC over HTTP/2 on a listening socket."""
         registry, limits = self._registry, replace(self._registry.limits, free_resets=True)
 
         def service(connection: Http2Protocol) -> GrpcService:
@@ -90,21 +90,20 @@ class Listener:
         )
 
     async def drain(self, grace: float) -> bool:
-        """Accept no more connections, answer what has been asked, and close; after `grace` seconds at the latest.
+        """Accept no more connections, finish the requests in progress, and close, within `grace` seconds.
 
-        Returns:
-            Whether all was answered.
+        Returns whether all requests were answered.
         """
         registry = self._registry
         registry.is_draining = True
         self._stop_listening()
         for bound in self._factories:
-            self._take_the_rest(bound)
+            self._accept_queued(bound)
         self._close_ports()
         for connection in list(registry.connections):
             connection.drain()
         end = self._loop.time() + grace
-        await asyncio.sleep(min(_ON_ITS_WAY, grace))  # what was on its way arrives
+        await asyncio.sleep(min(_IN_TRANSIT, grace))
         while (registry.connections or self._late) and self._loop.time() < end:
             for connection in list(registry.connections):
                 connection.finish_draining()
@@ -114,7 +113,6 @@ class Listener:
         return was_clean
 
     async def close(self) -> None:
-        """Close all at once."""
         self._registry.is_draining = True
         self._stop_listening()
         self._close_ports()
@@ -124,7 +122,7 @@ class Listener:
         for server in self._servers:
             await server.wait_closed()
         self._servers.clear()
-        while self._registry.connections:  # noqa: ASYNC110  they are gone in a turn or two
+        while self._registry.connections:  # noqa: ASYNC110  they close in a turn or two
             await asyncio.sleep(0)
 
     async def _serve(
@@ -152,13 +150,13 @@ class Listener:
             server.close()
 
     def _close_ports(self) -> None:
-        """Close what clients connect to; those that wait in the queue of a port are reset."""
+        """Close the sockets; connections in the queue of a port are reset."""
         for bound in self._factories:
             bound.close()
 
-    def _take_the_rest(self, bound: socket.socket) -> None:
-        """Accept the connections that wait in the queue of a port: the system has accepted them for us."""
-        with suppress(OSError):  # until there are no more
+    def _accept_queued(self, bound: socket.socket) -> None:
+        """Accept the connections in the queue of a port: to their clients they are established."""
+        with suppress(OSError):  # until the queue is empty
             while True:
                 accepted, _ = bound.accept()
                 accepted.setblocking(False)
@@ -168,12 +166,12 @@ class Listener:
 
     async def _accept(self, bound: socket.socket, accepted: socket.socket) -> None:
         factory, tls = self._factories[bound]
-        with suppress(OSError):  # the client is gone, or does not speak TLS
+        with suppress(OSError):  # the client has left, or does not speak TLS
             await self._loop.connect_accepted_socket(factory, accepted, **_tls_options(tls, self._registry.limits))
 
 
 def _tls_options(tls: Tls | None, limits: WireLimits) -> dict[str, Any]:
-    """Return the options of a loop for TLS; when it ends, the last response may still be on its way."""
+    """Return the TLS options of the event loop; a shutdown waits for the last response to be read."""
     if tls is None:
         return {}
     return {
@@ -184,11 +182,8 @@ def _tls_options(tls: Tls | None, limits: WireLimits) -> dict[str, Any]:
 
 
 def _probe_silent_clients(bound: socket.socket) -> None:
-    """Let the system find out which clients are gone without a word; connections inherit it from their port.
-
-    A call that streams may be silent for as long as it likes, so no deadline of ours would end it.
-    """
-    if bound.family == socket.AF_UNIX:  # there, the system tells at once
+    """Enable keepalive, inherited from the port by its connections: no other deadline ends a call that streams."""
+    if bound.family == socket.AF_UNIX:  # the system reports the end at once
         return
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _PROBES.items():

@@ -1,4 +1,4 @@
-"""A request and a response, whatever version of HTTP carries them."""
+"""Requests and responses, for any version of HTTP."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headgate.web import problem
 _log = logging.getLogger(__name__)
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
-"""Names in lower case, in the order in which they came; a name may come several times."""
+"""Names in lower case, in the order of arrival; a name may be repeated."""
 Fields: TypeAlias = tuple[tuple[bytes, bytes], ...]
-"""Headers to be sent, their names in lower case."""
+"""Headers to be sent, names in lower case."""
 
 WITHOUT_BODY = frozenset({204, 304})
 """Statuses of responses that never have a body."""
@@ -24,33 +24,33 @@ _PROBLEM = (b"content-type", problem.CONTENT_TYPE.encode())
 
 
 class Peer(msgspec.Struct, frozen=True, gc=False):
-    """Who is at the other end of a connection. There is one for each connection."""
+    """The other end of a connection. Each connection has its own object."""
 
     address: str | None = None
     """Without the port; None on a Unix socket."""
     names: tuple[str, ...] = ()
-    """Of the client certificate, if one was verified: subject alternative names, each with its kind (``DNS:api``)."""
+    """Subject alternative names of the verified client certificate, each with its kind (``DNS:api``)."""
 
 
 NOBODY = Peer()
 
 
 class HttpRequest(msgspec.Struct, gc=False):
-    """A whole request."""
+    """A complete request."""
 
     method: bytes
     path: bytes
-    """As it was sent, not decoded, without the query; of the absolute form only the path."""
+    """As sent, not decoded, without the query; of an absolute target, only the path."""
     query: bytes = b""
-    """What follows the question mark."""
+    """The part after the question mark."""
     headers: Headers = []
     body: bytes = b""
     peer: Peer = NOBODY
     is_abandoned: bool = False
-    """Whether its client is gone, so that the response reaches nobody."""
+    """Whether the client has left, so that no one reads the response."""
 
     def header(self, name: bytes) -> bytes | None:
-        """Return the first value of a header; its name is given in lower case."""
+        """Return the first value of a header, whose name is in lower case."""
         for each, value in self.headers:
             if each == name:
                 return value
@@ -58,18 +58,16 @@ class HttpRequest(msgspec.Struct, gc=False):
 
 
 class HttpResponse(msgspec.Struct, frozen=True, gc=False):
-    """A whole response. The wire adds ``date``, ``content-length`` and whatever else the protocol needs."""
+    """A complete response. The wire adds ``date``, ``content-length`` and others that the protocol needs."""
 
     status: int
     body: bytes = b""
     fields: Fields = ()
     lines: bytes = b""
-    """More headers as HTTP/1 has them, each with its line end, for those who write the same ones again and again. No
-    value has a line break in it."""
+    """More headers, already encoded as HTTP/1 lines with their line ends; no value contains a line break."""
 
     @property
     def headers(self) -> Fields:
-        """All headers."""
         if not self.lines:
             return self.fields
         cut = [line.partition(b": ") for line in self.lines.split(b"\r\n")[:-1]]
@@ -77,44 +75,41 @@ class HttpResponse(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of_problem(cls, status: int, detail: str, headers: Fields = ()) -> Self:
-        """Return a problem (RFC 9457) as a response."""
+        """Return a response with a problem document (RFC 9457)."""
         return cls(status, problem.of_status(status, detail).encode(), (_PROBLEM, *headers))
 
     @classmethod
     def of_failure(cls, error: BaseException, method: bytes, target: bytes) -> Self:
-        """Return what the client is told of an error that a handler raised, and log the error.
-
-        The query of the target is left out of the log: it may hold secrets.
-        """
+        """Log an error that a handler raised, without the query, which may contain secrets; return the response."""
         path = target.partition(b"?")[0]
         _log.error("%s %s failed", method.decode(), path.decode(errors="replace"), exc_info=error)
         return cls.of_problem(500, "The request failed. The error is in the server's log.")
 
 
 class DateHeader:
-    """The ``date`` of responses, set anew by whoever has a clock. There is one for all connections of a process."""
+    """The ``date`` of responses, kept current by a timer. All connections of a process share it."""
 
     __slots__ = ("line", "value")
 
     value: bytes
     line: bytes
-    """The whole line of HTTP/1."""
+    """The complete HTTP/1 header line."""
 
     def __init__(self) -> None:
         self.set(0)
 
     def set(self, seconds: float) -> None:
-        """Say what time it is, in seconds since 1970."""
+        """Set the time, in seconds since 1970."""
         self.value = formatdate(seconds, usegmt=True).encode()
         self.line = b"date: %b\r\n" % self.value
 
 
 Handler: TypeAlias = Callable[[HttpRequest], HttpResponse | Coroutine[Any, Any, HttpResponse]]
-"""Answers a request: at once or, where it may have to wait, by a coroutine. An error that it raises is answered with
-500, and logged."""
+"""Answers a request: at once or, if it may have to wait, by a coroutine. An exception is logged, and answered with
+500."""
 
 
 async def answered(handler: Handler, request: HttpRequest) -> HttpResponse:
-    """Return the answer of a handler, when it is there."""
+    """Return a handler's response, when it is ready."""
     response = handler(request)
     return response if isinstance(response, HttpResponse) else await response

@@ -1,4 +1,4 @@
-"""The connections of a process: what they share, the order in which they are served, the timer that watches them."""
+"""The connections of a process: their shared state, the order in which they are served, and their timer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _log = logging.getLogger(__name__)
 
 
 class Connected(Protocol):
-    """A connection, as the registry knows it."""
+    """A connection, as the registry sees it."""
 
     @property
     def held(self) -> int:
-        """Bytes that are kept for it: of bodies that are incomplete, and of responses that it does not take."""
+        """Bytes buffered for it: incomplete bodies, and responses that its client does not read."""
         ...
 
     def look(self, now: float) -> None:
@@ -29,40 +29,36 @@ class Connected(Protocol):
         ...
 
     def drain(self) -> None:
-        """Begin no new requests, and close when those in flight are answered."""
+        """Accept no new requests, and close when those in flight are answered."""
         ...
 
     def finish_draining(self) -> None:
-        """Close if there is nothing in flight: what was on its way when draining began has arrived."""
+        """Close if nothing is in flight: requests in transit when draining began have arrived."""
         ...
 
-    def abort(self) -> None:
-        """Close at once."""
-        ...
+    def abort(self) -> None: ...
 
 
 class Batched(Protocol):
     """A connection that is served together with others."""
 
     def serve(self) -> None:
-        """Deal with what has arrived."""
+        """Process what has arrived."""
         ...
 
-    def flush(self) -> None:
-        """Send what is to be sent."""
-        ...
+    def flush(self) -> None: ...
 
     def abort(self) -> None: ...
 
 
 class ConnectionRegistry:
-    """There is one for each process.
+    """All connections of a process.
 
-    Times are those of the loop, in seconds, as coarse as the timer's `tick`: no request has a timer of its own.
+    Times are the loop's, in seconds, with the resolution of `tick`: requests have no timers of their own.
 
     In each turn of the loop all connections are read, then all their requests are answered, and then all responses are
-    sent. Connection by connection it would take a tenth longer, since each of the three evicts the others from the
-    processor's caches, and since clients would be woken up one by one.
+    sent. One connection after the other takes a tenth longer: the three steps evict each other from the processor's
+    caches, and clients wake up one by one.
     """
 
     def __init__(self, limits: WireLimits, admit: Admit | None, loop: asyncio.AbstractEventLoop) -> None:
@@ -78,30 +74,29 @@ class ConnectionRegistry:
         self._timer: asyncio.TimerHandle | None = loop.call_later(self.tick, self._sweep)
 
     def add(self, connection: Connected) -> bool:
-        """Count a new connection; false if there is no room for it."""
+        """Register a new connection; returns false if there is no room for it."""
         if len(self.connections) >= self.limits.connections:
             return False
         self.connections.add(connection)
         return True
 
     def remove(self, connection: Connected) -> None:
-        """Forget a connection that is gone."""
         self.connections.discard(connection)
 
     def serve_soon(self, connection: Batched) -> None:
-        """Serve and flush a connection when all others are read."""
+        """Serve and flush a connection after all others are read."""
         if not (self._arrived or self._answered):
             self.loop.call_soon(self._serve)
         self._arrived.append(connection)
 
     def flush_soon(self, connection: Batched) -> None:
-        """Flush a connection, whose request was answered late, with the others."""
+        """Flush a connection whose request was answered late, with the others."""
         if not (self._arrived or self._answered):
             self.loop.call_soon(self._serve)
         self._answered.append(connection)
 
     def close(self) -> None:
-        """Stop the timer, and close what is still open."""
+        """Stop the timer, and abort open connections."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -114,7 +109,7 @@ class ConnectionRegistry:
         for connection in arrived:
             try:
                 connection.serve()
-            except Exception:  # noqa: BLE001  whatever it is, the others have nothing to do with it
+            except Exception:  # noqa: BLE001  a failure of one connection must not affect the others
                 _give_up(connection)
         for connection in chain(arrived, answered):
             try:
@@ -130,13 +125,13 @@ class ConnectionRegistry:
             try:
                 connection.look(now)
                 held += connection.held
-            except Exception:  # noqa: BLE001  the others are still watched
+            except Exception:  # noqa: BLE001  likewise
                 _give_up(connection)
         if held > self.limits.held_bytes:
             self._relieve(held)
 
     def _relieve(self, held: int) -> None:
-        """Close connections until what is kept for the others is half of what may be."""
+        """Close connections until the others hold half of the bound."""
         closed = 0
         for connection in sorted(self.connections, key=lambda each: each.held, reverse=True):
             if held <= self.limits.held_bytes // 2:
@@ -144,7 +139,7 @@ class ConnectionRegistry:
             held -= connection.held
             connection.abort()
             closed += 1
-        _log.warning("%d connections that held the most memory were closed: there was too little for all", closed)
+        _log.warning("closed the %d connections that held the most memory: all together held too much", closed)
 
 
 def _give_up(connection: Connected | Batched) -> None:
@@ -153,7 +148,7 @@ def _give_up(connection: Connected | Batched) -> None:
 
 
 class Stopwatch:
-    """Tells for how long a state has lasted, as far as it was looked at: nothing is done when the state changes."""
+    """Measures how long a state has lasted, when it is looked at: changes of the state cost nothing."""
 
     __slots__ = ("_since", "_state")
 
@@ -162,7 +157,7 @@ class Stopwatch:
         self._since = 0.0
 
     def lasted(self, state: object, now: float) -> float:
-        """Return for how many seconds the state has been this one."""
+        """Return for how many seconds the state has been this one, as far as it was looked at."""
         if state != self._state:
             self._state, self._since = state, now
         return now - self._since

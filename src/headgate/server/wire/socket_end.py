@@ -1,4 +1,4 @@
-"""Our end of a connection's socket, whatever its protocol: who is at the other end, when it is read from, how it ends.
+"""The server's end of a connection's socket, for any protocol: the peer, flow control, and closing.
 
 A new connection is a `FirstBytes` until its protocol is known.
 """
@@ -20,29 +20,29 @@ from headgate.server.wire.messages import HttpResponse, Peer
 from headgate.server.wire.registry import ConnectionRegistry, Stopwatch
 
 _LINGER = 2.0
-"""Seconds for a client to read the last of what was sent and close, while it may still be sending."""
+"""Seconds for a client to read the last bytes and close, while it may still be sending."""
 _DISTINCTIVE = 4
-"""Bytes of the preface of HTTP/2 with which no HTTP/1 request begins."""
+"""Bytes of the HTTP/2 preface that begin no HTTP/1 request."""
 
 
 class SocketEnd:
-    """What a connection does with its transport. Without a transport, nothing is done."""
+    """What a connection does with its transport; without a transport, nothing."""
 
     __slots__ = ("is_closing", "is_paused", "transport", "watch")
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        """There is one from when the connection is made until it is lost."""
+        """Set from when the connection is made until it is lost."""
         self.is_closing = False
-        """All is written, and what still arrives is of no interest."""
+        """Everything is written, and further input is ignored."""
         self.is_paused = False
-        """Nothing is read for now."""
+        """Reading is paused."""
         self.watch = Stopwatch()
-        """Tells for how long the connection has been as it is."""
+        """How long the connection has been in its state."""
 
     def attach(self, transport: asyncio.BaseTransport, limits: WireLimits) -> Peer:
-        """Take the transport of a new connection; return who is at its other end."""
-        self.transport = cast("asyncio.Transport", transport)  # those of uvloop do not inherit from it
+        """Take the transport of a new connection; returns its peer."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from it
         self.transport.set_write_buffer_limits(high=limits.outgoing_bytes)
         address = transport.get_extra_info("peername")
         certificate: dict[str, Any] = transport.get_extra_info("peercert") or {}
@@ -53,13 +53,13 @@ class SocketEnd:
 
     @property
     def unsent(self) -> int:
-        """Bytes that were written, and that the client does not take."""
+        """Bytes written that the client has not read."""
         transport = self.transport
         return 0 if transport is None else transport.get_write_buffer_size()
 
     @property
     def has_unread(self) -> bool:
-        """Whether bytes have arrived that were not read yet."""
+        """Whether bytes have arrived that are not read yet."""
         transport = self.transport
         return transport is not None and _has_unread(transport)
 
@@ -70,21 +70,19 @@ class SocketEnd:
         return transport is not None and not self.is_closing and transport.get_extra_info("ssl_object") is None
 
     def pause(self) -> None:
-        """Read no more for now."""
         transport = self.transport
         if not self.is_paused and transport is not None and not transport.is_closing():
             self.is_paused = True
             transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
         transport = self.transport
         if self.is_paused and transport is not None and not transport.is_closing():
             self.is_paused = False
             transport.resume_reading()
 
     def look(self, now: float, limits: WireLimits, *, is_blocked: bool) -> bool:
-        """End it if the client takes too long to close, or to take what was written; false if it does neither."""
+        """Abort if the client is too slow to close or to read; returns whether one of these is awaited."""
         if self.is_closing:
             longest = limits.write_time if self.unsent else min(_LINGER, limits.write_time)
             waited = self.watch.lasted("closing", now)
@@ -98,33 +96,32 @@ class SocketEnd:
         return True
 
     def close(self, *, is_sending: bool) -> bool:
-        """Close so that the last bytes arrive: they are lost if the socket is closed while the client still sends.
+        """Close so that the last bytes arrive: closing while the client sends would discard them.
 
         Args:
-            is_sending: the client does, as far as we know.
+            is_sending: whether the client may still be sending.
 
         Returns:
-            Whether it is left to the client to close, and what it sends until then is still to be read.
+            Whether the client is to close, and its input must be read until then.
         """
         transport = self.transport
         if transport is None:
             return False
         self.is_closing = True
         if is_sending and transport.can_write_eof():
-            with suppress(OSError):  # the client is gone already, which is not worth a log line
+            with suppress(OSError):  # the client has left already
                 transport.write_eof()
             return True
         transport.close()
         return False
 
     def abort(self) -> None:
-        """Close at once."""
         if self.transport is not None:
             self.transport.abort()
 
 
 class FirstBytes(asyncio.Protocol):
-    """A connection whose protocol is not known yet: ALPN says it, or the first bytes; then it is handed over."""
+    """A connection of unknown protocol: ALPN or the first bytes decide, and the protocol takes over."""
 
     __slots__ = ("_data", "_http1", "_http2", "_registry", "_transport", "_watch")
 
@@ -137,11 +134,11 @@ class FirstBytes(asyncio.Protocol):
         self._watch = Stopwatch()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast("asyncio.Transport", transport)  # those of uvloop do not inherit from it
+        transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from it
         self._transport = transport
         tls = transport.get_extra_info("ssl_object")
         if not self._registry.add(self):
-            if tls is not None:  # to close it properly would take time
+            if tls is not None:  # a proper close would take time
                 transport.abort()
                 return
             refusal = HttpResponse.of_problem(503, "There are too many connections.")
@@ -172,7 +169,7 @@ class FirstBytes(asyncio.Protocol):
             self.abort()
 
     def drain(self) -> None:
-        """Wait for `finish_draining`: a request may be on its way."""
+        """Wait for `finish_draining`: a request may be in transit."""
 
     def finish_draining(self) -> None:
         if self._transport is not None and not self._data and not _has_unread(self._transport):
@@ -195,7 +192,7 @@ class FirstBytes(asyncio.Protocol):
 
 
 def _has_unread(transport: asyncio.BaseTransport) -> bool:
-    """Whether bytes have arrived at the socket that were not read yet."""
+    """Whether the socket has unread bytes."""
     try:
         unread = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
     except (AttributeError, OSError, ValueError):  # it is closed already

@@ -1,4 +1,4 @@
-"""TLS: contexts from files, and new files without a restart."""
+"""TLS contexts from files, which may be replaced without a restart."""
 
 from __future__ import annotations
 
@@ -11,21 +11,16 @@ from headgate.live import FileSource, Live
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """In PEM."""
+    """PEM files."""
 
     certificate: Path
-    """With the chain up to, and without, the root."""
+    """Includes the chain up to the root, but not the root."""
     key: Path
     client_authority: Path | None = None
-    """Mutual TLS: clients must show a certificate that these authorities signed."""
+    """For mutual TLS: clients must present a certificate signed by one of these authorities."""
 
     def context(self) -> ssl.SSLContext:
-        """Return a context for a server.
-
-        Raises:
-            OSError: a file cannot be read.
-            ssl.SSLError: it is not what it should be, or the key does not belong to the certificate.
-        """
+        """Return a server context. Raises OSError, or ssl.SSLError for an invalid file or a key that does not match."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
@@ -35,14 +30,14 @@ class TlsFiles:
             context.load_verify_locations(self.client_authority)
             context.verify_mode = ssl.CERT_REQUIRED
             context.options |= ssl.OP_NO_TICKET
-            context.num_tickets = 0  # no session outlives what the authorities say
+            context.num_tickets = 0  # no session outlives a change of the authorities
         return context
 
 
 class Tls:
-    """A context that follows its files. `context` is for a listening socket, and stays the same.
+    """A context that follows its files; `context`, for a listening socket, stays the same object.
 
-    Raises what `TlsFiles.context` raises.
+    Raises like `TlsFiles.context`.
     """
 
     __slots__ = ("context", "live")

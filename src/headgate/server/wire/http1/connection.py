@@ -1,8 +1,8 @@
 """An HTTP/1.1 connection: bytes in, requests out, responses in, bytes out.
 
-Requests may be pipelined: they are handed out as soon as they are complete, up to a bound, and responses are sent in
-the order of their requests, whichever is ready first. A request that cannot be understood is the last: it is answered
-with a problem, and all that follows it is ignored, for nobody knows where the next one begins.
+Requests may be pipelined: complete ones are returned at once, up to a bound, and responses are sent in the order of
+their requests. A malformed request is the last: it is answered with a problem, and all bytes after it are ignored,
+since no one can tell where the next request begins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headgate.server.wire.messages import NOBODY, WITHOUT_BODY, DateHeader, Http
 
 
 class Phase(Enum):
-    """What a connection waits for, and so how long it may take."""
+    """What a connection waits for, which decides how long it may take."""
 
     IDLE = "idle"
     """The next request."""
@@ -28,9 +28,9 @@ class Phase(Enum):
     BODY = "body"
     """The rest of a body."""
     BUSY = "busy"
-    """Us: requests are being answered."""
+    """Responses to complete requests."""
     OVER = "over"
-    """Nothing: no request is read any more."""
+    """Nothing: no more requests are read."""
 
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -41,15 +41,15 @@ _LINES = {
     for status in range(200, 600)
 }
 _LENGTHS = [b"content-length: %d\r\n\r\n" % length for length in range(1024)]
-"""The last lines of a head, of bodies that are not long."""
+"""The last lines of the head of short responses."""
 _EMPTY_LINES = 100
-"""That come at once: more than old clients send by mistake."""
+"""In a row: more than old clients send by mistake."""
 _LAST = Http1Head(b"", b"", b"", [], 0, closes=True, expects=False, is_plain=False)
-"""Stands for the request that could not be understood."""
+"""The placeholder for a malformed request."""
 
 
 def encode_response(response: HttpResponse, date: DateHeader, *, closes: bool = False, has_body: bool = True) -> bytes:
-    """Return a response as it is sent; `has_body` is false for an answer to HEAD, which has headers alone."""
+    """Encode a response; `has_body` is false for the answer to HEAD, which has only headers."""
     status, body, lines = response.status, response.body, response.lines
     for field in response.fields:
         line = b"%b: %b\r\n" % field
@@ -68,15 +68,15 @@ def encode_response(response: HttpResponse, date: DateHeader, *, closes: bool = 
 class Http1Connection:
     """The server's side of a connection, for one peer.
 
-    Requests are numbered in the order they come, from 0: `received` of them were handed out.
+    Requests are numbered in order, from 0: `received` of them were returned.
 
     Args:
-        limits: of what a client may ask of it.
-        heads: those that are known.
+        limits: bounds on what a client may send.
+        heads: parses heads.
         date: of responses.
-        peer: who is at the other end.
-        statuses: of requests that are not understood, by path, in place of 400, 431 and others: a proxy that asks on
-            behalf of clients may know no status but one for "this does not pass".
+        peer: the other end.
+        statuses: replace those of malformed requests (400, 431 and others), by path: a proxy may understand only one
+            status as a refusal.
     """
 
     def __init__(
@@ -90,61 +90,60 @@ class Http1Connection:
         self._limits, self._heads, self._date, self._peer, self._statuses = limits, heads, date, peer, statuses
         self._find, self._most = heads.find, limits.pipelined
         self._buffer = b""
-        """Not understood yet: a part of a head, or requests that wait because too many are in flight."""
+        """Unparsed bytes: a part of a head, or requests that wait because too many are in flight."""
         self._head: Http1Head | None = None
-        """Of the request whose body is being read."""
+        """The head of the request whose body is being read."""
         self._body: list[bytes] | ChunkedBody = []
         self._missing = 0
-        """Bytes of the body, unless it comes in chunks."""
+        """Missing bytes of the body, unless it is chunked."""
         self._unanswered: deque[Http1Head] = deque()
         self._held: dict[int, HttpResponse] = {}
-        """Responses whose turn has not come, by the number of the request."""
+        """Responses that wait for earlier ones, by the number of their request."""
         self._continued: int | None = None
         """The number of the request whose client waits for ``100 Continue``."""
         self._outgoing: list[bytes] = []
         self._no_more = False
         self._is_draining = False
         self._is_stalled = False
-        """Whole requests may wait in the buffer."""
+        """Whether the buffer may contain complete requests."""
         self.received = 0
         self.answered = 0
         self.is_refused = False
-        """A request was not understood, or not wanted: more of it may be on its way."""
+        """Whether a request was malformed or refused: more of it may arrive."""
 
     @property
     def in_flight(self) -> int:
-        """Requests that were handed out and are not answered."""
+        """Requests that were returned and are not answered."""
         return len(self._unanswered)
 
     @property
     def held(self) -> int:
-        """How many bytes are kept of requests that are incomplete, or wait."""
+        """Buffered bytes of incomplete or waiting requests."""
         if self._head is None:
             return len(self._buffer)
         return self._body.size if isinstance(self._body, ChunkedBody) else self._head.length - self._missing
 
     @property
     def is_full(self) -> bool:
-        """Whether so many requests are in flight that no more bytes should be read before some are answered."""
+        """Whether too many requests are in flight to read more bytes."""
         return len(self._unanswered) >= self._most
 
     @property
     def has_more(self) -> bool:
-        """Whether bytes wait that `receive` might understand, now that requests were answered."""
+        """Whether buffered bytes may contain requests, since others were answered."""
         return self._is_stalled and not self._no_more and len(self._unanswered) < self._most
 
-    def is_calm(self) -> bool:
-        """Say whether nothing is to be done but to read on: the connection is neither full nor at its end."""
+    def can_read_on(self) -> bool:
+        """Return whether there is nothing to do but to read: the connection is neither full nor at its end."""
         return not (self._no_more or self._is_stalled or len(self._unanswered) >= self._most)
 
     @property
     def is_over(self) -> bool:
-        """Whether all is said: when `outgoing` is sent, the connection is to be closed."""
+        """Whether the connection is to be closed once `outgoing` is sent."""
         return self._no_more and not self._unanswered
 
     @property
     def phase(self) -> Phase:
-        """What the connection waits for."""
         if self._no_more:
             return Phase.BUSY if self._unanswered else Phase.OVER
         if self.is_full:
@@ -156,10 +155,9 @@ class Http1Connection:
         return Phase.BUSY if self._unanswered else Phase.IDLE
 
     def receive(self, data: bytes) -> list[HttpRequest]:  # noqa: C901, PLR0912  one pass over the bytes, and hot
-        """Take bytes, and return the requests that they complete.
+        """Take bytes, and return the requests that they complete, at most until the connection is full.
 
-        They are at most so many that the connection is full; the rest waits, and `has_more` says when to call this
-        again, with no bytes.
+        Then the rest waits until `has_more`: call this again, with no bytes.
         """
         if self._no_more:
             return []
@@ -184,7 +182,7 @@ class Http1Connection:
                 raw = data[position:start]
                 known = self._find(raw)
                 if known is None:
-                    if raw.startswith(b"\r\n") and empty_lines < _EMPTY_LINES:  # those before a request are ignored
+                    if raw.startswith(b"\r\n") and empty_lines < _EMPTY_LINES:  # ignored before a request
                         position, empty_lines = position + 2, empty_lines + 1
                         continue
                     read = self._heads.read(raw)
@@ -207,13 +205,12 @@ class Http1Connection:
         return requests
 
     def answer(self, number: int, response: HttpResponse) -> None:
-        """Answer the request with this number; when it is its turn, the response is in `outgoing`.
+        """Answer the request with this number; `outgoing` returns the response when its turn comes.
 
-        Raises:
-            Exception: the response cannot be sent, because of a malformed header for example; another one can.
+        Raises an exception if the response cannot be sent, for example because of a malformed header; another one can.
         """
         if number != self.answered:
-            encode_response(response, self._date)  # whoever answers hears of what cannot be sent, and hears it now
+            encode_response(response, self._date)  # an invalid response fails here, for its handler
             self._held[number] = response
             return
         head = self._unanswered[0]
@@ -227,7 +224,7 @@ class Http1Connection:
             self._send_held()
 
     def outgoing(self) -> bytes:
-        """Return what is to be sent, once."""
+        """Return the bytes to send, once."""
         parts = self._outgoing
         if len(parts) == 1:
             return parts.pop()
@@ -236,18 +233,18 @@ class Http1Connection:
         return data
 
     def expire(self) -> None:
-        """Give up on a request that takes too long: it is answered 408 if its headers began to come."""
+        """End a request that takes too long: it is answered with 408 if its headers have begun to arrive."""
         if self.phase is Phase.HEADERS or self.phase is Phase.BODY:
             path = path_of(self._buffer) if self._head is None else self._head.path
             self._refuse(BadRequest(408, "The request took too long to arrive."), path)
         self._no_more = True
 
     def drain(self) -> None:
-        """Say with the last response to what has arrived that it is the last."""
+        """Announce the close with the last response to the requests that have arrived."""
         self._is_draining = True
 
     def finish_draining(self) -> None:
-        """Read no more requests than those that have begun."""
+        """Read no more requests except those that have begun."""
         self._is_draining = True
         if self.phase is Phase.IDLE:
             self._no_more = True
@@ -265,7 +262,7 @@ class Http1Connection:
                 self._send_held()
 
     def _read_body(self, head: Http1Head, data: bytes, position: int) -> tuple[Http1Head, bytes | None, int]:
-        """Read from a body; return it when it is complete, and where it ends in `data`."""
+        """Read a part of the body; return the body when it is complete, and the position of its end in `data`."""
         body = self._body
         if isinstance(body, ChunkedBody):
             whole = body.receive(data[position:])
@@ -276,7 +273,7 @@ class Http1Connection:
         else:
             part = data[position : position + self._missing]
             body.append(part)
-            if len(body) > 1024:  # many small ones would take more room than their bytes
+            if len(body) > 1024:  # many small parts need more memory than their bytes
                 body[:] = [b"".join(body)]
             position += len(part)
             self._missing -= len(part)
@@ -286,7 +283,7 @@ class Http1Connection:
         return head, whole, position
 
     def _wait_for_head(self, data: bytes) -> None:
-        """Keep a part of a head, unless it is already clear that it will be refused."""
+        """Buffer a part of a head, unless it is certain to be refused."""
         while data.startswith(b"\r\n"):
             data = data[2:]
         line = data.find(b"\r\n")
@@ -303,7 +300,7 @@ class Http1Connection:
             self._buffer = data
 
     def _refuse(self, refused: BadRequest, path: bytes = b"") -> None:
-        """Answer with a problem, when its turn comes, and read no more."""
+        """Answer with a problem, in its turn, and read no more."""
         self._no_more = self.is_refused = True
         self._buffer, self._head, self._body = b"", None, []
         self._continued = None
@@ -316,7 +313,7 @@ class Http1Connection:
         self.answer(self.received - 1, response)
 
     def _send(self, head: Http1Head, response: HttpResponse) -> None:
-        """Send a response that is special: without a body, or the last."""
+        """Send a special response: without a body, or the last one."""
         is_last = len(self._unanswered) == 1
         closes = head.closes or (self._is_draining and is_last and self._head is None and not self._buffer)
         self._outgoing.append(encode_response(response, self._date, closes=closes, has_body=head.method != b"HEAD"))
@@ -326,7 +323,7 @@ class Http1Connection:
             self._no_more = True
 
     def _send_held(self) -> None:
-        """Send what waited for its turn."""
+        """Send the responses whose turn has come."""
         while (response := self._held.pop(self.answered, None)) is not None:
             self._send(self._unanswered[0], response)
         if self._continued == self.answered:

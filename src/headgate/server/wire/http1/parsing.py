@@ -1,8 +1,8 @@
-"""The parts of a request, each understood in one way or refused: its head, and a body that comes in chunks.
+"""The parts of a request, parsed strictly: its head, and a chunked body.
 
-The head is the first line and the headers. llhttp (the `httptools` package) reads it, in its strict mode. What that
-lets through, and two servers in a row could understand differently, is refused here: more than one space in the first
-line, versions other than 1.0 and 1.1, fragments, transfer codings other than ``chunked``, several hosts or none.
+llhttp (the `httptools` package) checks the head, that is the request line and the headers, in its strict mode. What it
+accepts, but two servers in a row could interpret differently, is refused here: more than one space in the request line,
+versions other than 1.0 and 1.1, fragments, transfer codings other than ``chunked``, several hosts or none.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.messages import Headers
 
 CHUNKED = -1
-"""Stands for the length of a body that ends with its last chunk."""
+"""In place of a length: the body ends with its last chunk."""
 _NO_CALLBACKS = object()
-"""llhttp only checks: what it has checked is simple to take apart."""
+"""llhttp only checks: a valid head is easy to split."""
 _Target: TypeAlias = tuple[bytes, bytes, bytes | None]
-"""Path, query, and the host if the target names one."""
+"""Path, query, and the host if the target contains one."""
 _MOST_DIGITS = 20
 _FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"expect"})
 _HOST = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%!$&'()*+;=:[]"
 _LINE = 1024
-"""The longest line before a chunk: its size and extensions, in bytes."""
+"""The longest line before a chunk, with its size and extensions, in bytes."""
 _USEFUL = 4
-"""Bytes of content that excuse one of sizes, extensions and line ends; a few thousand of these need no excuse."""
+"""Bytes of content required per byte of overhead (sizes, extensions, line ends), beyond a first few thousand."""
 _HEX = b"0123456789abcdefABCDEF"
 _UNSEEN = bytes(range(9)) + bytes(range(10, 32)) + b"\x7f"
-"""Control characters, which no line contains."""
+"""Control characters, which no line may contain."""
 
 
 class Http1Head(msgspec.Struct, frozen=True, gc=False):
-    """What was understood."""
+    """A parsed head."""
 
     method: bytes
     path: bytes
     query: bytes
     headers: Headers
-    """Shared by all requests with the same head: nobody changes them."""
+    """Shared by all requests with the same head: never modified."""
     length: int
     """Of the body, or `CHUNKED`."""
     closes: bool
-    """The connection ends with the response."""
+    """Whether the connection ends with the response."""
     expects: bool
-    """The client waits for ``100 Continue`` before it sends the body."""
+    """Whether the client waits for ``100 Continue`` before it sends the body."""
     is_plain: bool = True
-    """The response has a body, and others may follow it."""
+    """Whether the response has a body, and others may follow it."""
 
 
 class BadRequest(msgspec.Struct, frozen=True, gc=False):
@@ -59,22 +59,22 @@ class BadRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class Http1Heads:
-    """Reads heads, and remembers those that clients repeat. One for all connections of a process."""
+    """Parses heads, and caches those that clients repeat. All connections of a process share it."""
 
     __slots__ = ("_known", "_limits", "find")
 
     REMEMBERED = 1024
     LONGEST = 2048
-    """In bytes: with it, what is remembered is bounded."""
+    """In bytes: this bounds the cache."""
 
     def __init__(self, limits: WireLimits) -> None:
         self._limits = limits
         self._known: dict[bytes, Http1Head] = {}
         self.find = self._known.get
-        """Return the head that was read before from the very same bytes, if it is remembered."""
+        """Return the head that was parsed before from the same bytes, if it is cached."""
 
     def read(self, raw: bytes) -> Http1Head | BadRequest:
-        """Understand a head: all bytes up to and with the empty line."""
+        """Parse a head: all bytes up to and including the empty line."""
         head = _read(raw, self._limits)
         if len(raw) <= self.LONGEST and isinstance(head, Http1Head):
             if len(self._known) >= self.REMEMBERED:
@@ -84,7 +84,7 @@ class Http1Heads:
 
 
 def path_of(raw: bytes) -> bytes:
-    """Return the path of a request that may be incomplete or malformed; empty if it is not to be seen."""
+    """Return the path of a request that may be incomplete or malformed; empty if it cannot be found."""
     parts = raw.partition(b"\r\n")[0].split(b" ", 2)
     return parts[1].partition(b"?")[0] if len(parts) == 3 else b""
 
@@ -110,14 +110,14 @@ def _read(raw: bytes, limits: WireLimits) -> Http1Head | BadRequest:  # noqa: C9
         return BadRequest(414, f"The target is longer than {limits.target_bytes} bytes.")
     if len(section) > limits.header_bytes:
         return BadRequest(431, f"The headers are longer than {limits.header_bytes} bytes.")
-    if not b"A" <= method[:1] <= b"Z":  # llhttp overlooks bare line feeds before it
+    if not b"A" <= method[:1] <= b"Z":  # llhttp accepts bare line feeds before it
         return BadRequest(400, "This is not an HTTP request.")
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
         return BadRequest(505, "The version is neither HTTP/1.1 nor HTTP/1.0.")
     try:
         httptools.HttpRequestParser(_NO_CALLBACKS).feed_data(raw)
     except httptools.HttpParserUpgrade:
-        pass  # the client offers to change the protocol; we stay
+        pass  # the client offers another protocol, which we ignore
     except httptools.HttpParserInvalidMethodError:
         return BadRequest(501, "The method is unknown.")
     except httptools.HttpParserError as error:
@@ -157,7 +157,7 @@ def _target(method: bytes, target: bytes) -> _Target | BadRequest:  # noqa: PLR0
 def _framed(  # noqa: C901, PLR0911, PLR0912  one header after the other
     method: bytes, where: _Target, fields: Headers, *, is_old: bool
 ) -> Http1Head | BadRequest:
-    """Say how long the body is, and whether the connection goes on, from what the headers say of it."""
+    """Find the length of the body, and whether the connection closes, in the headers."""
     path, query, named = where
     hosts, codings, length, closes, expects = 0, 0, 0, is_old, False
     for name, value in fields:
@@ -168,7 +168,7 @@ def _framed(  # noqa: C901, PLR0911, PLR0912  one header after the other
             if not _is_host(value) and value:
                 return BadRequest(400, "The Host header is malformed.")
         elif name == b"content-length":
-            if len(value) > _MOST_DIGITS:  # zeros at the beginning, for llhttp knows how large a number may be
+            if len(value) > _MOST_DIGITS:  # leading zeros; llhttp bounds the number
                 return BadRequest(400, f"The Content-Length has more than {_MOST_DIGITS} digits.")
             length = int(value)
         elif name == b"transfer-encoding":
@@ -195,7 +195,7 @@ def _is_host(host: bytes) -> bool:
 
 
 class ChunkedBody:
-    """A body in the making. Extensions and trailers are checked and left out."""
+    """A body that is being received. Extensions and trailers are checked and discarded."""
 
     __slots__ = ("_at_end", "_left", "_limits", "_overhead", "_parts", "_size", "refused", "rest")
 
@@ -204,20 +204,20 @@ class ChunkedBody:
         self._parts: list[bytes] = []
         self._size, self._overhead = 0, 0
         self._left = 0
-        """Of the chunk that is being read, its line end included; 0 before a line with a size."""
+        """Bytes left of the current chunk, with its line end; 0 before a line with a size."""
         self._at_end = False
-        """The last chunk is read, and trailers may follow."""
+        """Whether the last chunk is read; trailers may follow."""
         self.rest = b""
-        """Bytes that are not understood yet; after the end of the body, those that follow it."""
+        """Unparsed bytes; after the end of the body, those that follow it."""
         self.refused: BadRequest | None = None
 
     @property
     def size(self) -> int:
-        """How many bytes are there, or announced, of the body."""
+        """Bytes of the body that are received or announced."""
         return self._size
 
     def receive(self, data: bytes) -> bytes | None:
-        """Take more of the body, and return it all when it is complete; None when it is not, or was `refused`."""
+        """Take more bytes; returns the complete body, or None while it is incomplete or if it was `refused`."""
         data = self.rest + data if self.rest else data
         position = 0
         while not self._at_end:
@@ -242,7 +242,7 @@ class ChunkedBody:
         return self._end(data[position:])
 
     def _begin(self, line: bytes) -> bool:
-        """Read a size and extensions."""
+        """Parse the line before a chunk, with its size and extensions."""
         size, extension, extensions = line[:-2].partition(b";")
         self._overhead += len(line) + 2
         if not line.endswith(b"\r\n") or not size or len(size) > 8 or size.translate(None, _HEX):
@@ -264,7 +264,7 @@ class ChunkedBody:
         return self.refused is None
 
     def _take(self, chunk: bytes) -> bool:
-        """Take a part of a chunk; the two bytes at its end are its line end."""
+        """Take a part of a chunk; its last two bytes are its line end."""
         before, self._left = self._left, self._left - len(chunk)
         content = before - 2
         if len(chunk) > content:
@@ -275,12 +275,12 @@ class ChunkedBody:
             chunk = chunk[: max(content, 0)]
         if chunk:
             self._parts.append(chunk)
-            if len(self._parts) > 1024:  # many small ones would take more room than their bytes
+            if len(self._parts) > 1024:  # many small parts need more memory than their bytes
                 self._parts = [b"".join(self._parts)]
         return True
 
     def _end(self, data: bytes) -> bytes | None:
-        """Read trailers up to the empty line."""
+        """Parse trailers up to the empty line."""
         if data.startswith(b"\r\n"):
             self.rest = data[2:]
             return b"".join(self._parts)

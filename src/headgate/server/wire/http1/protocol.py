@@ -152,7 +152,7 @@ class Http1Protocol(asyncio.Protocol):
         data = machine.outgoing()
         if data:
             transport.write(data)
-        if machine.is_calm() and not end.is_paused and not self._has_ended:
+        if machine.can_read_on() and not end.is_paused and not self._has_ended:
             return
         if machine.is_over or (self._has_ended and not machine.in_flight and not machine.has_more):
             if end.close(is_sending=not self._has_ended and (machine.is_refused or end.has_unread)):
