@@ -269,7 +269,8 @@ def test_why_a_credential_proves_nothing_is_told_to_those_who_look_for_it(
 
 
 @pytest.mark.parametrize(
-    ("written", "said"), [(b"x" * 1_100_000, "more than"), (b"\xff\xfe", "UTF-8"), (b"# nobody", "every request would be refused")]
+    ("written", "said"),
+    [(b"x" * 1_100_000, "more than"), (b"\xff\xfe", "UTF-8"), (b"# nobody", "every request would be refused")],
 )
 def test_caller_keys_that_cannot_be_read_are_a_reason_not_to_start(tmp_path: Path, written: bytes, said: str) -> None:
     file = tmp_path / "callers"
