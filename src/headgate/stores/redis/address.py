@@ -8,15 +8,15 @@
     redis+cluster://[[user]:password@]host[:port],host[:port],...[?...]
     rediss://... rediss+sentinel://... rediss+cluster://...     the same, with TLS
 
-Behind ``redis+sentinel`` come Sentinels (default port: 26379), which know the primary of the service; behind
-``redis+cluster`` some nodes of the cluster, which know the others. Characters of a password that have a meaning in an
-address (``@ : / ? # % ,``) are written as ``%40`` and so on.
+``redis+sentinel`` is followed by Sentinels (default port: 26379), which know the primary of the service;
+``redis+cluster`` by some nodes of the cluster, which know the others. Special characters in a password
+(``@ : / ? # % ,``) are written as ``%40`` and so on.
 
-Options: `timeout` (seconds for a whole call, default 0.25), `connect_timeout` (seconds, 1; a blocking call that has
-to connect first may take this much longer), `connections` (to each server: 2 for an event loop, 16 for threads),
-`replicas` (an answer waits until so many replicas have what it wrote, or says that they have not), `ca`, `cert`, `key`
-(PEM files, for TLS, which may be replaced at any time), `evicting` (``allow`` to accept a server that may evict state),
-`sentinel_user` and `sentinel_password` (for the Sentinels themselves).
+Options: `timeout` (seconds for a whole call, default 0.25), `connect_timeout` (seconds, 1; added to a blocking call
+that must connect first), `connections` (to each server: 2 for an event loop, 16 for threads), `replicas` (an answer
+waits until so many replicas have its writes, or reports that they have not), `ca`, `cert`, `key` (PEM files for TLS,
+which may be replaced at any time), `evicting` (``allow`` to accept a server that may evict state), `sentinel_user` and
+`sentinel_password` (for the Sentinels themselves).
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ OPTIONS = (
 
 
 class Role(Enum):
-    """What a server is expected to be."""
+    """The expected role of a server."""
 
-    ALONE = "a server by itself"
-    SENTINEL = "one that knows the primary of a service"
+    ALONE = "a standalone server"
+    SENTINEL = "a Sentinel, which knows the primary of a service"
     PRIMARY = "the primary that a Sentinel named"
-    NODE = "a part of a cluster"
+    NODE = "a node of a cluster"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is and how to talk to it."""
+    """The location of a server, and the parameters of its connections."""
 
     host: str = "localhost"
     port: int = 6379
@@ -68,18 +68,18 @@ class Address:
     connections: int | None = None
     may_evict: bool = False
     replicas: int = 0
-    """How many replicas must have what an answer wrote."""
+    """How many replicas must have the writes of an answer."""
     role: Role = Role.ALONE
     label: str = ""
-    """What to call it, as long as nobody knows where it is."""
+    """Its name while its location is unknown."""
     names: Names = field(default_factory=Names, repr=False, compare=False)
-    """Finds where hosts are; the same for all servers of a store."""
+    """Resolves host names; shared by all servers of a store."""
 
     def __hash__(self) -> int:
-        return hash((self.host, self.port, self.path))  # servers are looked up in every call: enough to tell them apart
+        return hash((self.host, self.port, self.path))  # computed in every call, and sufficient to tell servers apart
 
     def at(self, host: str, port: int) -> Address:
-        """Return the address of another server that is talked to in the same way."""
+        """Return the address of another server with the same parameters."""
         return replace(self, host=host, port=port, label="")
 
     def __str__(self) -> str:
@@ -94,17 +94,17 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A primary whose place only Sentinels know."""
+    """A primary that Sentinels know."""
 
     name: str
     sentinels: tuple[Address, ...]
     primary: Address
-    """How to talk to the primary, wherever it is."""
+    """The parameters of connections to the primary, wherever it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A Redis Cluster, known by some of its nodes."""
+    """A Redis Cluster, by some of its nodes."""
 
     seeds: tuple[Address, ...]
 
@@ -113,14 +113,14 @@ Place: TypeAlias = Address | Service | Cluster
 
 
 def parse(text: str) -> Place:
-    """Read an address. Raises InvalidStore, without showing a password."""
+    """Parse an address. Raises InvalidStore, without showing a password."""
     if "://" not in text:
-        raise InvalidStore(f"a store address has :// in it: use {ACCEPTED}")
+        raise InvalidStore(f"a store address must contain ://: use {ACCEPTED}")
     try:
         parts = _split(text)
         credentials, _, hosts = parts.netloc.rpartition("@")
         places = [_place(host, _PORTS.get(parts.scheme, 0)) for host in hosts.split(",")]
-    except ValueError:  # it would show a piece of a password that is not escaped
+    except ValueError:  # it would show a part of an unescaped password
         raise InvalidStore(
             f"bad host or port in a store address: use {ACCEPTED}, with / ? # , in a password escaped"
         ) from None
@@ -136,11 +136,11 @@ def parse(text: str) -> Place:
     if scheme == "redis+sentinel":
         service, _, database = path.partition("/")
         if not service:
-            raise InvalidStore(f"an address with Sentinels ends with the name of the service, as in {ACCEPTED}")
+            raise InvalidStore(f"an address with Sentinels must end with the name of the service, as in {ACCEPTED}")
     elif scheme == "redis+unix":
         database = options.pop("database", "")
     elif scheme == "redis+cluster" and path not in {"", "0"}:
-        raise InvalidStore("a cluster has no database but 0: leave it out of the store address")
+        raise InvalidStore("a cluster has only database 0: leave it out of the store address")
     user, _, password = credentials.partition(":")
     sentinel_login = options.pop("sentinel_user", ""), options.pop("sentinel_password", "")
     address = Address(
@@ -160,14 +160,14 @@ def parse(text: str) -> Place:
     if options or (any(sentinel_login) and not service):
         name = min(options, default="sentinel_password")
         near = get_close_matches(name, OPTIONS, 1)
-        right = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(OPTIONS)}"
+        right = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(OPTIONS)}"
         raise InvalidStore(f"unknown option {name!r} in a store address: {right}")
-    return _whole(scheme, address, places, unquote(service), sentinel_login)
+    return _locate(scheme, address, places, unquote(service), sentinel_login)
 
 
 class _Parts(NamedTuple):
     scheme: str
-    """As it is without TLS."""
+    """Without TLS."""
     tls: bool
     netloc: str
     path: str
@@ -176,7 +176,7 @@ class _Parts(NamedTuple):
 
 
 def _split(text: str) -> _Parts:
-    """Take an address apart. (The standard library refuses lists of IPv6 addresses.)"""
+    """Split an address. (The standard library refuses lists of IPv6 addresses.)"""
     scheme, _, rest = text.partition("://")
     rest, _, fragment = rest.partition("#")
     rest, _, query = rest.partition("?")
@@ -195,14 +195,14 @@ def _place(text: str, default: int) -> tuple[str, int]:
 
 
 def _options(query: str) -> dict[str, str]:
-    named = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)  # a plus is a plus
+    named = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)  # a plus is not a space
     options = dict(named)
     if len(options) < len(named):
         raise InvalidStore("an option is repeated in a store address")
     return options
 
 
-def _whole(
+def _locate(
     scheme: str, address: Address, places: list[tuple[str, int]], service: str, sentinel_login: tuple[str, str]
 ) -> Place:
     if scheme == "redis+cluster":

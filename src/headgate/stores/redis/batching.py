@@ -1,11 +1,11 @@
-"""Concurrent calls of one server, gathered in batches.
+"""Concurrent calls to one server, sent in batches.
 
-A call is sent at once when a connection is idle, and otherwise with the next *batch*: all calls that came meanwhile, in
-one call of the script. No timer decides; a batch is sent when a connection has the replies to the last one. One script
-call that decides a hundred plans costs the server, and this process, a fraction of a hundred calls. (In a cluster a
-script call reaches one slot only, so there a batch has one for each slot, and these are sent together.)
+A call is sent at once if a connection is idle, otherwise with the next *batch*: all calls that came meanwhile, in one
+call of the script. No timer decides; a batch is sent when a connection has the replies to the last one. One script call
+that decides a hundred plans costs the server, and this process, a fraction of a hundred calls. (In a cluster a script
+call reaches only one slot, so a batch has one for each slot, and these are sent together.)
 
-Callers never touch a connection. A caller that is cancelled leaves its answer unread by anybody; the stream goes on.
+Callers never touch a connection. If a caller is cancelled, its reply is discarded; the stream continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONNECTIONS = 2
 LARGEST_BATCH = 128
 LONGEST_QUEUE = 20_000
 SENT_EARLY = 32
-"""So many calls do not wait for more if a connection is free: the server decides while others still ask."""
+"""Calls that are enough for a batch if a connection is free: the server decides while others still come."""
 
 _deadline = attrgetter("deadline")
 
@@ -41,12 +41,12 @@ class Batcher:
     """The calls of one server.
 
     Args:
-        address: how to talk to it.
-        clock: makes the script decide at this clock's time rather than at the server's, if given.
-        loop: the event loop that all this happens in.
-        sentinels: are asked for each new connection where the server is; unless it is at `address`.
-        traffic: counts what comes back.
-        replicas: how many must have what an answer wrote; default: what the address says.
+        address: of the server.
+        clock: if given, the script decides at its time instead of the server's.
+        loop: the event loop of all calls.
+        sentinels: name the server for each new connection; without them it is at `address`.
+        traffic: counts replies.
+        replicas: how many must have the writes of an answer; default: as in the address.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Batcher:
         self._timeout = address.timeout
         self._time = ServerTime(loop, self._is_asking)
         self._more = partial(Batcher, address, clock, loop, sentinels, traffic)
-        self._durable: dict[int, Batcher] = {}  # for more replicas: nobody else waits behind those who wait for them
-        self._queue: deque[Pending] = deque()  # the first deadline first
+        self._durable: dict[int, Batcher] = {}  # for more replicas: only their callers wait for these
+        self._queue: deque[Pending] = deque()  # by deadline
         self._dispatching = False
-        self._watch_until = 0.0  # when the first of them is looked at; 0: nobody waits
+        self._watch_until = 0.0  # the deadline that the timer is set for; 0 with an empty queue
         self._looks = 0  # since then
-        self._unreached = ""  # the error of callers that got no connection in time; until the attempt is over
-        self._alone = False  # was there only one call in the last batch? Then the next is sent at once, too
+        self._unreached = ""  # the error of callers that got no connection in time, until the attempt has ended
+        self._alone = False  # whether the last batch had only one call: then the next is sent at once, too
         count = address.connections or CONNECTIONS
         self.connections = [
             AsyncConnection(address, clock, self._time, self._free, sentinels, traffic=traffic, replicas=self._replicas)
@@ -79,14 +79,14 @@ class Batcher:
     def ask(
         self, query: Query, deadline: float = 0, slot: int = 0, *, asking: bool = False, alone: bool = False
     ) -> asyncio.Future[Decision]:
-        """Return the answer to come.
+        """Return the future decision.
 
         Args:
-            query: what to ask.
-            deadline: when to stop waiting for it, by the loop's clock; default: what the address says.
-            slot: that of the keys, in a cluster.
-            asking: whether the server is asked for what it does not own yet; then it is asked alone.
-            alone: whether not to ask together with others about the same slot.
+            query: the query.
+            deadline: by the loop's clock; default: as in the address.
+            slot: of the keys, in a cluster.
+            asking: whether to send ASKING first, since the slot is moving to the server; then the query is sent alone.
+            alone: whether not to combine it with others about the same slot.
         """
         if query.replicas > self._replicas:
             return self._for(query.replicas).ask(query, deadline, slot, asking=asking, alone=alone)
@@ -94,19 +94,19 @@ class Batcher:
         queue = self._queue
         waiting = len(queue)
         if waiting >= LONGEST_QUEUE:
-            answer.set_exception(StoreBusy(f"{self._address}: {LONGEST_QUEUE} questions are waiting already"))
+            answer.set_exception(StoreBusy(f"{self._address}: {LONGEST_QUEUE} calls are waiting already"))
             return answer
-        if self._unreached:  # nobody waits for a connection that others have waited for in vain
+        if self._unreached:  # others have waited for a connection in vain
             answer.set_exception(StoreUnavailable(self._unreached))
             return answer
         left = deadline - self._loop.time() if deadline else self._timeout
-        if left <= 0:  # it was redirected, and that took all of its time
+        if left <= 0:  # redirections have taken all of its time
             answer.set_exception(self._not_reached())
             return answer
         self._time.watch()
         now = self._time.time()
         pending = Pending(query, answer, now, now + left, slot, asking, alone)
-        if waiting and pending.deadline < queue[-1].deadline:  # it was redirected, and has waited elsewhere; or hurries
+        if waiting and pending.deadline < queue[-1].deadline:  # it was redirected, or has a shorter deadline
             queue.insert(bisect_right(queue, pending.deadline, key=_deadline), pending)
         else:
             queue.append(pending)
@@ -127,7 +127,7 @@ class Batcher:
         return durable
 
     async def ready(self) -> None:
-        """Raise StoreError unless the server could decide; then all connections are open, and have been used."""
+        """Raise StoreError unless the server could decide; opens and uses all connections."""
         await self.ask(script.query(script.probe()))
         for connection in self.connections:
             connection.connect()
@@ -137,7 +137,7 @@ class Batcher:
         await self.vet()
 
     async def vet(self) -> None:
-        """Raise StoreError if the server would be refused now, were it not in use already."""
+        """Raise StoreError if a new connection to the server would be refused."""
         for durable in tuple(self._durable.values()):
             await durable.vet()
         try:
@@ -148,14 +148,14 @@ class Batcher:
 
     @property
     def is_idle(self) -> bool:
-        """Does nobody wait for an answer?"""
+        """Whether no caller waits for an answer."""
         return not self._is_asking() and all(durable.is_idle for durable in self._durable.values())
 
     def _is_asking(self) -> bool:
         return bool(self._queue) or any(connection.batch for connection in self.connections)
 
     def close(self) -> list[asyncio.Task[None]]:
-        """Hang up; whoever waits is told. Returns what is still to end."""
+        """Close all connections, failing all calls. Returns tasks that have yet to end."""
         waiting = list(self._queue)
         connecting = [each.connecting for each in self.connections if each.connecting]
         self._queue.clear()
@@ -165,7 +165,7 @@ class Batcher:
         return connecting + [task for durable in self._durable.values() for task in durable.close()]
 
     def _dispatch(self) -> None:
-        """Send what waits, as far as connections are free; where none is, open one."""
+        """Send the queue over free connections; connect if there are too few."""
         self._dispatching = False
         for connection in self.connections:
             if not self._queue:
@@ -183,7 +183,7 @@ class Batcher:
             self._watch()
 
     def _next_batch(self) -> list[Pending]:
-        """Take the next batch from the queue, but not those whose callers are gone."""
+        """Take the next batch from the queue, without cancelled calls."""
         queue = self._queue
         if len(queue) <= LARGEST_BATCH:
             batch = [each for each in queue if not each.answer.done()]
@@ -197,13 +197,13 @@ class Batcher:
         return batch
 
     def _watch(self) -> None:
-        """See to it that nobody waits in the queue beyond the deadline."""
+        """Set a timer for the first deadline in the queue."""
         if self._queue and (self._watch_until == 0 or self._queue[0].deadline < self._watch_until):
             self._watch_until = self._queue[0].deadline
             self._loop.call_later(self._watch_until - LOOK_FROM - self._time.time(), self._expire)
 
     def _expire(self) -> None:
-        if self._queue and self._looks < LOOKS:  # a connection may be about to be free
+        if self._queue and self._looks < LOOKS:  # a connection may soon be free
             self._looks += 1
             self._loop.call_later(LOOK_EVERY, self._expire)
             return
@@ -220,30 +220,28 @@ class Batcher:
         if not late:
             return
         error = self._not_reached(late[0].since)
-        error.incident = error  # of all who have waited for the same connections
+        error.incident = error  # shared by all that waited for the same connections
         if self._is_still_connecting():
             self._unreached = str(error)
         fail(late, error)
 
     def _is_still_connecting(self) -> bool:
-        """Is no connection open, and an attempt to open one under way?"""
+        """Whether no connection is open, and one is being made."""
         connections = self.connections
         return not any(each.is_open for each in connections) and any(each.is_connecting for each in connections)
 
     def _not_reached(self, since: float = inf) -> StoreUnavailable:
-        """Return why a call that has waited since then was not sent."""
+        """Return the reason why a call that has waited since then was not sent."""
         if any(connection.awaits_replicas for connection in self.connections):
             return StoreBusy(f"{self._address}: all connections wait for replicas")
         if any(connection.answered_at > since for connection in self.connections):
-            return StoreBusy(f"{self._address}: not asked in time, since it has more to answer than it can")
+            return StoreBusy(f"{self._address}: not called in time, since it has more calls than it can answer")
         if any(connection.is_open for connection in self.connections):
-            return StoreUnavailable(
-                f"{self._address}: not asked in time, since it does not answer those who asked before"
-            )
+            return StoreUnavailable(f"{self._address}: not called in time, since it does not answer earlier calls")
         return StoreUnavailable(f"{self._address}: not reached in {self._timeout:g} s")
 
     def _free(self) -> None:
-        """A connection is free, or cannot be opened: see to those who wait."""
+        """Handle a connection that is free, or cannot be opened."""
         if self._unreached and not self._is_still_connecting():
             self._unreached = ""
         if self._queue and not self._dispatching:

@@ -1,7 +1,7 @@
-"""A cluster: the way of a query to the server that has its slot, from redirection to redirection.
+"""Queries to a cluster: routing to the server of a slot, with redirections.
 
-The way is a flow (see `headgate.flows`), the same for both colours. It goes on only after errors that say that nothing
-was done.
+A route is a flow (see `headgate.flows`), the same for both colours. It continues only after errors that say that
+nothing was done.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ ATTEMPTS = 16
 PAUSE = 0.01
 """Seconds between attempts while keys move."""
 LAST_ATTEMPT = 0.03
-"""Seconds before the end of the caller's time after which there is no other attempt: its answer would come too late."""
+"""Seconds before the caller's deadline after which there is no other attempt: its answer would be too late."""
 REFRESH_EVERY, HINT_EVERY = 0.1, 1.0
-"""Seconds between inquiries for the slot map: when an answer needs it, and when it would be good to have."""
+"""Seconds between requests for the slot map: if a query needs it, and if it is only outdated."""
 
 
 class Pass(Enum):
-    """A step that brings no answer."""
+    """A step without an answer."""
 
-    REFRESH = "ask for the slot map now"
-    HINT = "ask for it without waiting, or later: some of it is old"
+    REFRESH = "read the slot map now"
+    HINT = "read it in the background: a part of it is outdated"
     PAUSE = "wait a moment"
 
 
 class Ask(NamedTuple):
-    """A step that brings the answer: ask this server."""
+    """A step with an answer: query this server."""
 
     server: Address
     asking: bool
-    """Whether to say first that the server is asked for what it does not own yet."""
+    """Whether to send ASKING first, since the slot is moving to the server."""
     alone: bool = False
-    """Whether not to ask together with others: while a slot moves, keys in both places cannot be asked for at once."""
+    """Whether not to combine it with others: while a slot moves, one call cannot use keys in both places."""
 
 
 Route: TypeAlias = Generator[Ask | Pass, Decision | None, Decision]
 
 
 def route(slots: SlotMap, slot: int) -> Route:  # noqa: C901  a branch for each answer
-    """Return the way of a query about keys in `slot`."""
+    """Return the route of a query about keys in `slot`."""
     owner, asking, moving, attempts = slots.owner(slot), False, False, 0
     refused: StoreUnavailable | None = None
     while attempts < ATTEMPTS:
@@ -76,7 +76,7 @@ def route(slots: SlotMap, slot: int) -> Route:  # noqa: C901  a branch for each 
         except StoreUnavailable as error:
             word, place = (error.word, error.place) if isinstance(error, RefusedByServer) else ("", ("", 0))
             refused = error if word or refused is None else refused
-        attempts += not moving  # while keys move, for as long as the caller has time
+        attempts += not moving  # while keys move, until the caller's deadline
         if word == "MOVED":
             owner, asking = slots.learn(slot, owner, place), False
             yield Pass.HINT
@@ -87,7 +87,7 @@ def route(slots: SlotMap, slot: int) -> Route:  # noqa: C901  a branch for each 
             owner, asking, moving = slots.owner(slot), False, True
         elif moving:
             raise StoreBusy(str(refused))
-        else:  # gone, or demoted: somebody else may have the slot by now
+        else:  # down or demoted: another server may have the slot by now
             yield Pass.REFRESH
             before, owner, asking = owner, slots.owner(slot), False
             if owner == before:
@@ -96,19 +96,18 @@ def route(slots: SlotMap, slot: int) -> Route:  # noqa: C901  a branch for each 
 
 
 def pause(left: float) -> float:
-    """Return how many seconds to wait while keys move, for a caller that has so many left."""
+    """Return how many seconds to wait while keys move, if the caller has `left`."""
     return PAUSE if left > LAST_ATTEMPT else max(0, left)
 
 
 def query_slot(query: Query) -> int:
-    """Return the slot of the keys of a query."""
     call = query.call
     principal = call.plan[0].principal if call.plan else script.home_of(call)
     return slot_of(script.key_of("", principal))
 
 
 def probes(slots: SlotMap) -> Iterator[Query]:
-    """Return a query for each server of a cluster, whose map was just asked for. Raises StoreUnavailable."""
+    """Return a query for each server of a cluster, after a refresh of its map. Raises StoreUnavailable."""
     if slots.trouble:
         raise StoreUnavailable(slots.trouble)
     missing = [slot for slot in range(SLOTS) if slots.owner(slot) is None]
@@ -126,7 +125,7 @@ def probes(slots: SlotMap) -> Iterator[Query]:
 
 
 class AsyncCluster:
-    """Asks the servers of a cluster, for callers in an event loop."""
+    """Queries the servers of a cluster, in an event loop."""
 
     def __init__(
         self,
@@ -140,12 +139,12 @@ class AsyncCluster:
         self._timeout = cluster.seeds[0].timeout
         self._batchers: dict[Address, Batcher] = {}
         self._refreshing: asyncio.Task[None] | None = None
-        self._overdue: asyncio.Task[None] | None = None  # an inquiry that somebody has waited for in vain
+        self._overdue: asyncio.Task[None] | None = None  # a refresh that a caller has waited for in vain
         self._refreshed_at = -REFRESH_EVERY
         self._closed = False
 
     async def ask(self, query: Query, deadline: float = 0) -> Decision:
-        """Return the answer; `deadline` is when to stop waiting for it, by the loop's clock, if not the usual."""
+        """Return the answer; `deadline` is by the loop's clock, default: as in the address."""
         slot = query_slot(query)
         deadline = deadline or self._loop.time() + self._timeout
 
@@ -173,7 +172,7 @@ class AsyncCluster:
         await asyncio.gather(*[self._to(server).vet() for server in self._slots.nodes])
 
     def close(self) -> list[asyncio.Task[None]]:
-        """Hang up; whoever waits is told. Returns what is still to end."""
+        """Close all connections, failing all calls. Returns tasks that have yet to end."""
         self._closed = True
         ending = [task for batcher in self._batchers.values() for task in batcher.close()]
         if self._refreshing:
@@ -183,12 +182,12 @@ class AsyncCluster:
         return ending
 
     async def _refresh(self, deadline: float, every: float) -> None:
-        """Wait for a slot map that is at most `every` seconds old; one inquiry for all who wait."""
+        """Wait for a slot map that is at most `every` seconds old; concurrent callers share one refresh."""
         self._refresh_later(every)
-        inquiry = self._refreshing
-        if inquiry and inquiry is not self._overdue:
-            _, waiting = await asyncio.wait([inquiry], timeout=max(0, deadline - self._loop.time()))
-            self._overdue = inquiry if waiting else None
+        refresh = self._refreshing
+        if refresh and refresh is not self._overdue:
+            _, waiting = await asyncio.wait([refresh], timeout=max(0, deadline - self._loop.time()))
+            self._overdue = refresh if waiting else None
 
     def _refresh_later(self, every: float) -> None:
         self._check_open()
@@ -212,13 +211,13 @@ class AsyncCluster:
         return batcher
 
     def _check_open(self) -> None:
-        """Let nobody who was on the way when the store was closed open anything again."""
+        """Open nothing for calls that were in progress when the store was closed."""
         if self._closed:
             raise StoreUnavailable("the store was closed")
 
 
 class BlockingCluster:
-    """Asks the servers of a cluster, for callers that may block."""
+    """Queries the servers of a cluster, for callers that may block."""
 
     def __init__(self, cluster: Cluster, clock: Clock | None) -> None:
         self.slots = SlotMap(cluster)
@@ -230,12 +229,12 @@ class BlockingCluster:
         self._begin()
 
     def _begin(self) -> None:
-        """Nobody asks for the slot map yet; also in a forked child, which must not wait for a thread of its parent."""
+        """Start without a refresh; again in a forked child, which must not wait for a thread of its parent."""
         self._refreshing = threading.Lock()
         self._process = os.getpid()
 
     def ask(self, query: Query, give_up: float = 0) -> Decision:
-        """Return the answer; `give_up` is when to stop waiting for it, as `monotonic` tells time, if not the usual."""
+        """Return the answer; `give_up` is the deadline by `monotonic`, default: as in the address."""
         if self._process != os.getpid():
             self._begin()
         until = give_up or monotonic() + self._timeout
@@ -274,7 +273,7 @@ class BlockingCluster:
             each.close()
 
     def _refresh(self, give_up: float, every: float) -> None:
-        """Ask for the slot map, unless that was done less than `every` seconds ago; one thread for all."""
+        """Read the slot map unless it is less than `every` seconds old; one thread does so for all."""
         asked_at = monotonic()
         if not self._refreshing.acquire(timeout=max(0, give_up - asked_at)):
             return

@@ -1,4 +1,4 @@
-"""One connection of an event loop to a server: sends batches, reads the replies, and connects again by itself."""
+"""A connection of an event loop to a server: sends batches, reads replies, and reconnects."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from headgate.stores.traffic import Traffic
 
 _BUFFER = 65_536
 LOOKS, LOOK_EVERY = 2, 0.002
-"""So often, and in so many seconds each, what has arrived is read before a call is given up. When this process is late,
-and not the server, the reply is there; the deadline alone would not know, for timers come before reading."""
+"""How often, and at what interval in seconds, arrived bytes are read before a call times out. If this process is late
+rather than the server, the reply has arrived; the deadline alone would miss it, since timers precede reading."""
 LOOK_FROM = LOOKS * LOOK_EVERY
-"""So many seconds before a deadline that begins: the looks are part of the time that a caller gives."""
+"""Seconds before a deadline at which these reads begin: they are part of the caller's time."""
 SOON = LOOK_EVERY / 2
 """Seconds by which a timer may be early."""
 
@@ -39,28 +39,28 @@ Made = TypeVar("Made")
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A query whose answer somebody waits for."""
+    """A query whose caller waits for the answer."""
 
     query: Query
     answer: asyncio.Future[Decision]
     since: float
-    """When it was asked, by the `ServerTime` of whoever sends it."""
+    """When it was queued, by the `ServerTime` of its batcher."""
     deadline: float
-    """By the same time."""
+    """By the same clock."""
     slot: int = 0
     asking: bool = False
     alone: bool = False
 
 
 def fail(pending: Iterable[Pending], error: StoreError) -> None:
-    """Tell all who wait that there is no answer; each with an exception of their own, since raising one changes it."""
+    """Fail all calls; each gets its own copy of the exception, since raising one changes it."""
     for each in pending:
         if not each.answer.done():
             each.answer.set_exception(copy(error))
 
 
 class _ScriptCall(NamedTuple):
-    """The part of a batch that one call of the script answers."""
+    """The part of a batch in one call of the script."""
 
     pending: list[Pending]
     queries: list[Query]
@@ -68,16 +68,16 @@ class _ScriptCall(NamedTuple):
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """One connection, with at most one batch under way.
+    """One connection, with at most one batch in progress.
 
     Args:
-        address: whom to connect to.
-        clock: makes the script decide at this clock's time rather than at the server's, if given.
-        time: the time by which deadlines are, of the event loop that all this happens in.
-        on_free: called when the connection is free, and when it cannot be opened.
-        sentinels: are asked for each new connection where the server is; unless it is at `address`.
-        traffic: counts what comes back.
-        replicas: how many must have what an answer wrote.
+        address: of the server.
+        clock: if given, the script decides at its time instead of the server's.
+        time: the clock of deadlines, with the event loop.
+        on_free: called when the connection is free, or cannot be opened.
+        sentinels: name the server for each new connection; without them it is at `address`.
+        traffic: counts replies.
+        replicas: how many must have the writes of an answer.
     """
 
     def __init__(
@@ -100,29 +100,29 @@ class AsyncConnection(asyncio.BufferedProtocol):
             on_free,
             sentinels,
         )
-        self._by_slot = address.role is Role.NODE  # a call of the script reaches one slot only
+        self._by_slot = address.role is Role.NODE  # a call of the script reaches only one slot
         self._transport: asyncio.Transport | None = None
         self._reader = hiredis.Reader()
         self._buffer = memoryview(bytearray(_BUFFER))
-        self._expected: deque[Callable[[object], None]] = deque()  # who gets the next reply
-        self._conversing: set[asyncio.Future[object]] = set()  # replies to what is not a batch
+        self._expected: deque[Callable[[object], None]] = deque()  # the handlers of the next replies
+        self._conversing: set[asyncio.Future[object]] = set()  # replies to commands outside batches
         self.batch: list[Pending] = []
-        """What is under way, the first deadline first."""
+        """The batch in progress, by deadline."""
         self._sent_ns = 0  # when it was sent
-        self._sent_at = 0.0  # the same by the time of deadlines
+        self._sent_at = 0.0  # the same by the clock of deadlines
         self.answered_at = 0.0
-        """When all replies to the last batch were there, by the time of deadlines."""
-        self._overdue: dict[asyncio.Future[Decision], OutcomeUnknown] = {}  # of the batch: whose callers were told so
-        self._unanswered = 0  # script calls of the batch that have no reply yet
-        self._forgotten: list[_ScriptCall] = []  # those that found no script
+        """When the last batch had all its replies, by the clock of deadlines."""
+        self._overdue: dict[asyncio.Future[Decision], OutcomeUnknown] = {}  # timed-out calls of the batch
+        self._unanswered = 0  # script calls of the batch without a reply
+        self._forgotten: list[_ScriptCall] = []  # script calls that found no script
         self._unconfirmed: list[tuple[Pending, Decision]] = []  # answers that wait for replicas
-        self._timer: asyncio.TimerHandle | None = None  # for the first deadline; it outlives batches that keep theirs
-        self._rings_at = 0.0  # when that is
+        self._timer: asyncio.TimerHandle | None = None  # for the first deadline; it outlives batches in time
+        self._rings_at = 0.0  # when it fires
         self._look_at = 0.0  # when to begin to look at the batch
         self._looks = 0  # since then
         self._reminder: asyncio.TimerHandle | None = None
         self._reloads = 0
-        self._misled: StoreError | None = None  # says why this is not the right server any more
+        self._misled: StoreError | None = None  # why this is no longer the right server
         self._failures, self._retry_at = 0, 0.0
         self.is_open = False
         self.connecting: asyncio.Task[None] | None = None
@@ -130,12 +130,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def is_free(self) -> bool:
-        """Could a batch be sent now?"""
+        """Whether a batch could be sent now."""
         return self.is_open and not self.batch
 
     @property
     def awaits_replicas(self) -> bool:
-        """Has the server decided all that it was sent, and waits for others to have it?"""
+        """Whether the server has decided the whole batch, and only replicas are missing."""
         return bool(self.batch) and not self._unanswered
 
     @property
@@ -143,7 +143,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self.connecting is not None and not self.connecting.done()
 
     def send(self, batch: list[Pending]) -> None:
-        """Send a batch, whose first has the first deadline, in as few calls of the script as can be."""
+        """Send a batch, sorted by deadline, in as few calls of the script as possible."""
         self.batch, self._reloads, self._sent_ns, self._sent_at = batch, 0, perf_counter_ns(), self._time()
         self._look_from(batch[0].deadline)
         self._write(_by_slot(batch) if self._by_slot else [_ScriptCall(batch, [each.query for each in batch], False)])
@@ -153,7 +153,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         for call in calls:
             if call.asking:
                 commands.append(protocol.ASKING)
-                self._expected.append(_ignored)
+                self._expected.append(_discard)
             commands.append(script.evaluation(call.queries, now))
             self._expected.append(partial(self._replied, call))
         self._unanswered = len(calls)
@@ -211,25 +211,25 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._ended()
 
     def _settle(self, until: float = inf) -> None:
-        """Give those whose time is up by `until` the answers that came, as not replicated: they were decided."""
+        """Return answers with deadlines up to `until` as not replicated: they were decided."""
         for pending, answer in self._unconfirmed:
             if pending.deadline <= until and not pending.answer.done():
                 pending.answer.set_result(script.unconfirmed(answer))
         self._unconfirmed = [each for each in self._unconfirmed if not each[0].answer.done()]
 
     def _remind(self, pause: float) -> None:
-        """Wake a server that has nothing else to do, and so does not notice that the wait for replicas is over."""
+        """Wake an idle server, which would not notice that the wait for replicas has ended."""
         if not self._unanswered:
             self._connected().write(protocol.REMINDER)
-            self._expected.append(_ignored)
+            self._expected.append(_discard)
         self._reminder = self._loop.call_later(pause, self._remind, pause * 2)
 
     def _ended(self) -> None:
-        """All replies are here: send what found no script again, or be free."""
+        """After all replies, repeat the calls that found no script, or become free."""
         if self._forgotten:
             calls, self._forgotten = self._forgotten, []
             self._reloads += 1
-            self._expected.append(_ignored)
+            self._expected.append(_discard)
             self._write(calls, script.LOAD)
             return
         self.answered_at = self._time()
@@ -243,10 +243,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._drop(self._misled)
 
     def _look_from(self, deadline: float) -> None:
-        """Have the batch looked at shortly before `deadline`.
+        """Examine the batch shortly before `deadline`.
 
-        Batches come by the thousand, and hardly ever one is late. So the timer of an earlier one is left where it is:
-        when it rings, it is set anew for the batch that is under way then.
+        There are thousands of batches, and hardly any is late. So an earlier timer is left in place: when it fires, it
+        is set again for the batch in progress.
         """
         self._look_at, self._looks = deadline - LOOK_FROM, 0
         if self._timer is None or self._rings_at > self._look_at:
@@ -258,7 +258,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._timer, self._rings_at = self._loop.call_later(at - self._time(), then), at
 
     def _look(self) -> None:
-        """Let what has arrived be read before anybody is given up."""
+        """Let arrived bytes be read before any call times out."""
         self._timer = None
         if not self.batch:
             return
@@ -270,21 +270,21 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._ring(now + LOOK_EVERY, self._late if self._looks == LOOKS else self._look)
 
     def _late(self) -> None:
-        """Tell those whose time is up. Their answers may still come, so the connection is kept, but not for ever."""
+        """Time out calls. Their answers may still come, so the connection is kept for a while."""
         self._timer, now = None, self._time()
-        if not self.batch or now + SOON < self._look_at:  # it was answered meanwhile; perhaps there is another one
+        if not self.batch or now + SOON < self._look_at:  # it was answered; there may be another one
             self._look()
             return
         self._settle(now + SOON)
         hung_at = self._sent_at + self._address.timeout
         if self.awaits_replicas and not self._forgotten:
-            # All was decided. Only what replicas have is not known, for which nobody waits any more: but the connection
-            # is of use again when the server has said it.
+            # Everything was decided, and no caller waits for the replicas any more: but the connection can be used
+            # again once the server has reported them.
             hung_at += self._address.timeout
         waiting = [pending for pending in self.batch if not pending.answer.done()]
         deadlines = [pending.deadline for pending in waiting if pending.deadline > now + SOON]
         error = OutcomeUnknown(f"{self._address}: no answer in {now - self._sent_at:.3g} s")
-        error.incident = error  # of all who wait for this batch
+        error.incident = error  # shared by all calls of this batch
         if now + SOON >= hung_at and not deadlines:
             self._drop(error)
             return
@@ -315,7 +315,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._on_free()
 
     def connect(self) -> None:
-        """Begin to connect, unless that is under way or has just failed."""
+        """Begin to connect, unless that is in progress or has just failed."""
         if not self.is_open and not self.is_connecting and self._loop.time() >= self._retry_at:
             self.connecting = self._loop.create_task(self._open())
 
@@ -331,7 +331,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 await _connected(address, by_path, partial(self._loop.create_connection, self._itself))
                 await self._converse(protocol.greeting(address, script.LOAD))
                 self._connected()
-        except (OSError, ValueError, StoreError) as error:  # ValueError: a host that cannot be a name
+        except (OSError, ValueError, StoreError) as error:  # ValueError: an invalid host name
             self._failed(error if isinstance(error, StoreError) else protocol.unconnected(self._address, error))
         except asyncio.CancelledError:
             self._failed(StoreUnavailable(f"{self._address}: not connected"))
@@ -344,7 +344,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self
 
     def _failed(self, error: StoreError) -> None:
-        """Rest before the next attempt."""
+        """Pause before the next attempt."""
         if self._sentinels:
             self._sentinels.doubt(self._address)
         self._failures += 1
@@ -353,14 +353,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._drop(error)
 
     async def vet(self) -> None:
-        """Raise StoreError if the server would be refused now, were it not in use already."""
+        """Raise StoreError if a new connection to the server would be refused."""
         await self._converse(protocol.vetting(self._address, self._replicas), strict=True)
 
     async def _converse(self, commands: Iterable[bytes], *, strict: bool = False) -> None:
         for command in commands:
             answer: asyncio.Future[object] = self._loop.create_future()
             self._connected().write(command)
-            self._expected.append(partial(_told, answer))
+            self._expected.append(partial(_resolve, answer))
             self._conversing.add(answer)
             answer.add_done_callback(self._conversing.discard)
             if error := protocol.objection(self._address, command, await answer, strict=strict):
@@ -381,13 +381,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._reader.feed(cast("bytes", self._buffer), 0, nbytes)  # any buffer will do
         try:
-            for _ in range(len(self._expected)):  # only what was asked before this came can be answered by it
+            for _ in range(len(self._expected)):  # later commands cannot have replies in these bytes
                 if (reply := self._reader.gets()) is False:
                     break
                 self._expected.popleft()(reply)
             else:
                 if self._reader.has_data():
-                    self._drop(OutcomeUnknown(f"{self._address}: not a Redis server: it answers what nobody asked"))
+                    self._drop(OutcomeUnknown(f"{self._address}: not a Redis server: it sends unexpected replies"))
         except hiredis.ProtocolError as error:
             self._drop(protocol.lost(self._address, error))
         if not self.batch and self.is_open:
@@ -396,18 +396,18 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
             error = protocol.lost(self._address, exc)
-            error.incident = error  # of all who lose their answer by it
+            error.incident = error  # shared by all calls that lose their answer
             self._drop(error)
 
     def close(self) -> None:
-        """Hang up; whoever waits for an answer is told."""
+        """Close the connection, failing all calls."""
         if self.connecting:
             self.connecting.cancel()
         self._drop(OutcomeUnknown(f"{self._address}: the store was closed"))
 
 
 def _by_slot(batch: list[Pending]) -> list[_ScriptCall]:
-    """Return a batch as one call for each slot, and one for each query that is not to be asked together with others."""
+    """Split a batch into one call for each slot, and one for each query that must be alone."""
     parts: dict[tuple[int, int], list[Pending]] = {}
     for number, each in enumerate(batch, 1):
         apart = number if each.alone else 0
@@ -415,19 +415,19 @@ def _by_slot(batch: list[Pending]) -> list[_ScriptCall]:
     return [_ScriptCall(part, [each.query for each in part], part[0].asking) for part in parts.values()]
 
 
-def _told(answer: asyncio.Future[object], reply: object) -> None:
+def _resolve(answer: asyncio.Future[object], reply: object) -> None:
     if not answer.done():
         answer.set_result(reply)
 
 
-def _ignored(reply: object) -> None:
-    """Take a reply that the next one makes up for: if the script was not loaded, the next says so too."""
+def _discard(reply: object) -> None:
+    """Discard a reply whose error the next one repeats, such as a script that was not loaded."""
 
 
 async def _connected(
     address: Address, by_path: Callable[[str], Awaitable[Made]], by_place: Callable[..., Awaitable[Made]]
 ) -> Made:
-    """Return the connection to a server that one of two functions makes. Raises OSError, ValueError."""
+    """Return a connection, made by one of two functions. Raises OSError, ValueError."""
     if address.path:
         return await by_path(address.path)
     options = {"ssl": address.tls.context(), "server_hostname": address.host} if address.tls else {}
@@ -441,7 +441,7 @@ async def _connected(
 
 
 async def ask_server(address: Address, command: bytes, seconds: float) -> object:
-    """Return the reply of a server to one command, on a connection of its own, or the exception that came instead."""
+    """Send one command on a connection of its own; returns the reply, or the exception."""
     try:
         async with asyncio.timeout(seconds):
             reader, writer = await _connected(address, asyncio.open_unix_connection, asyncio.open_connection)
@@ -451,7 +451,7 @@ async def ask_server(address: Address, command: bytes, seconds: float) -> object
                 writer.close()
     except StoreError as error:
         return error
-    except (OSError, ValueError, hiredis.ProtocolError) as error:  # ValueError: a host that cannot be a name
+    except (OSError, ValueError, hiredis.ProtocolError) as error:  # ValueError: an invalid host name
         return protocol.unconnected(address, error)
 
 

@@ -1,4 +1,4 @@
-"""What a new connection begins with: the places of a host name, and the certificates, both as they are now."""
+"""The addresses of a host name and the TLS certificates, both current for each new connection."""
 
 from __future__ import annotations
 
@@ -18,65 +18,63 @@ from headgate.locks import new_lock
 
 _LOG = logging.getLogger("headgate.stores")
 KEPT = 30.0
-"""Seconds for which the places of a name that came too late are good."""
+"""Seconds for which addresses are valid that were found too late for their caller."""
 
 Place: TypeAlias = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
-"""As `socket.getaddrinfo` has it."""
+"""As returned by `socket.getaddrinfo`."""
 _State: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class Certificates:
     """The certificates for TLS with a server, in PEM files that may be replaced at any time.
 
-    Args:
-        ca: who is trusted to vouch for servers; by default the authorities of the system.
-        cert: what this client shows, if it shows any.
-        key: of `cert`, unless that has it.
+    Raises OSError (such as `ssl.SSLError`) for an unreadable or invalid file, ValueError for an encrypted key.
 
-    Raises:
-        OSError: a file cannot be read, or is not what it should be (an `ssl.SSLError`).
-        ValueError: the key is encrypted.
+    Args:
+        ca: the authorities that servers need; default: those of the system.
+        cert: the certificate of this client, if any.
+        key: of `cert`, unless that contains it.
     """
 
     def __init__(self, ca: str | None, cert: str | None, key: str | None) -> None:
         self._ca, self._cert, self._key = ca, cert, key
         trusted = ca or ssl.get_default_verify_paths().cafile
         self._files = [Path(file) for file in (trusted, cert, key) if file]
-        self._state = self._seen()
+        self._state = self._stat()
         self._context = self._read()
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for a new connection. Files that have changed are read; while they are bad, the old ones.
+        """Return the context for a new connection. Changed files are read; while they are invalid, the old ones stay.
 
         (One of them may be replaced a moment before the other.)
         """
         try:
-            state = self._seen()
+            state = self._stat()
             if state != self._state:
                 self._state = state
                 self._context = self._read()
                 _LOG.info("new connections to the store use the new certificates: %s", ", ".join(map(str, self._files)))
         except (OSError, ValueError) as error:
-            _LOG.warning("new certificates for the store are not used, the old ones stay: %s", error)
+            _LOG.warning("the new certificates for the store are invalid, the old ones stay in use: %s", error)
         return self._context
 
-    def _seen(self) -> _State:
-        """Return what changes when a file does."""
+    def _stat(self) -> _State:
+        """Return properties that change with the files."""
         seen = [file.stat() for file in self._files]
         return tuple([(each.st_mtime_ns, each.st_size, each.st_ino) for each in seen])
 
     def _read(self) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self._ca)
         if self._cert:
-            # Without a password here, one would be asked for on the terminal if the key is encrypted.
+            # Without a password here, OpenSSL would ask for that of an encrypted key on the terminal.
             context.load_cert_chain(self._cert, self._key, password="")
         return context
 
 
 class Names:
-    """Finds the places of host names, in threads: a name server may take longer than a caller has.
+    """Resolves host names in threads, since a name server may be slower than a caller's deadline.
 
-    What comes too late for one who asked is there for the next.
+    An address that comes too late for one caller is there for the next.
     """
 
     def __init__(self) -> None:
@@ -85,32 +83,32 @@ class Names:
         self._process = os.getpid()
 
     def places(self, host: str, port: int, give_up: float) -> Sequence[Place]:
-        """Return the places of `host`, or raise OSError or ValueError; by `give_up` as `monotonic` tells time."""
+        """Return the addresses of `host`, by `give_up` in terms of `monotonic`. Raises OSError or ValueError."""
         if found := _numeric(host, port):
             return found
         search = self._search(host, port)
         try:
             return search.found.result(max(0, give_up - monotonic()))
         except TimeoutError:
-            if search.found.done():  # the name server's own
+            if search.found.done():  # the name server's own timeout
                 raise
             search.is_late = True
-            raise TimeoutError("the name of the host was not found in time") from None
+            raise TimeoutError("the host name was not resolved in time") from None
 
     async def places_soon(self, host: str, port: int) -> Sequence[Place]:
-        """Do the same for callers in an event loop, who set the time."""
+        """Do the same for an event loop; the caller sets the deadline."""
         if found := _numeric(host, port):
             return found
         search = self._search(host, port)
         finding = wrap_future(search.found)
-        finding.add_done_callback(lambda each: each.cancelled() or each.exception())  # perhaps nobody waits any more
+        finding.add_done_callback(lambda each: each.cancelled() or each.exception())  # the caller may have left
         try:
             return await shield(finding)
         finally:
             search.is_late |= not search.found.done()
 
     def _search(self, host: str, port: int) -> _Search:
-        """Return the search that is under way or came too late, or begin one."""
+        """Return the search in progress, or one that ended late; otherwise, begin one."""
         with self._lock:
             if self._process != os.getpid():  # a forked child has none of the threads
                 self._process, self._searches = os.getpid(), {}
@@ -122,17 +120,17 @@ class Names:
 
 
 class _Search:
-    """One look for the places of a name."""
+    """One resolution of a name."""
 
     def __init__(self) -> None:
         self.found: Future[Sequence[Place]] = Future()
         self.is_late = False
-        """Did somebody stop waiting for it?"""
+        """Whether a caller stopped waiting for it."""
         self._found_at = 0.0
 
     @property
     def is_over(self) -> bool:
-        """Was it answered in time, or too long ago, or not at all? Then the next caller looks again."""
+        """Whether the next caller must search again: this one ended in time, too long ago, or with an error."""
         if not self.found.done():
             return False
         return not self.is_late or self.found.exception() is not None or monotonic() - self._found_at > KEPT
@@ -140,7 +138,7 @@ class _Search:
     def run(self, host: str, port: int) -> None:
         try:
             places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, ValueError) as unknown:  # ValueError: a host that cannot be a name
+        except (OSError, ValueError) as unknown:  # ValueError: an invalid host name
             self.found.set_exception(unknown)
         else:
             self._found_at = monotonic()
@@ -148,7 +146,7 @@ class _Search:
 
 
 def _numeric(host: str, port: int) -> Sequence[Place]:
-    """Return the place of a host that is given by its number, for which nobody is asked."""
+    """Return the address of a numeric host, without resolution."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Finding servers: the primary of a service by its Sentinels, the nodes of a cluster by each other.
+"""Discovery of servers: the primary of a service through Sentinels, the nodes of a cluster through each other.
 
-Nothing here waits. An *inquiry* is a flow (see `headgate.flows`) that yields whom to ask what, and is sent the reply,
-or the exception that came instead of one.
+Nothing here waits. An *inquiry* is a flow (see `headgate.flows`): it yields a server and a command, and receives the
+reply, or an exception in its place.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ Inquiry: TypeAlias = Generator[tuple[Address, bytes], object, T]
 
 
 def slot_of(key: bytes) -> int:
-    """Return the slot of one of our keys, all of which have a hash tag."""
+    """Return the slot of a key of this store, which always has a hash tag."""
     start = key.index(b"{") + 1
     return crc_hqx(key[start : key.index(b"}", start)], 0) % SLOTS
 
 
 class Sentinels:
-    """Knows whom to ask for the primary of a service: the one that answered last first, while what it says is right."""
+    """Finds the primary of a service; the Sentinel that answered last comes first, while its answers are right."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._order = list(service.sentinels)
         self._last: Address | None = None
-        self._named_by: Address | None = None  # which Sentinel named that
+        self._named_by: Address | None = None  # the Sentinel that named it
         self.patience = service.primary.connect_timeout / len(self._order)
         """Seconds for each of them."""
 
     def primary(self) -> Inquiry[Address]:
-        """Find out where the primary is. If no Sentinel answers, it may still be where it was last."""
+        """Return the location of the primary: the last known one if no Sentinel answers."""
         service = self._service
         question = command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", service.name.encode())
-        reasons, away = [], True
+        reasons, all_down = [], True
         for sentinel in self._order:
             reply = yield sentinel, question
             match reply:
@@ -53,26 +53,25 @@ class Sentinels:
                     self._named_by = sentinel
                     return self._last
                 case None:
-                    away = False
+                    all_down = False
                     reasons.append(f"{sentinel}: it does not know the service {service.name!r}")
                 case _:
                     reasons.append(f"{reply}")
-        if self._last and away:
+        if self._last and all_down:
             return self._last
         raise StoreUnavailable(f"no Sentinel names a primary: {'; '.join(dict.fromkeys(reasons))}")
 
     def doubt(self, named: Address) -> None:
-        """Note that a server that was named is not reached, or not the primary.
+        """Record that a named server is down, or not the primary.
 
-        The Sentinel that named it is asked last from now on: its view may be old, and would stay so while it is cut off
-        from the others.
+        The Sentinel that named it is asked last from now on: it may be cut off from the others, with an outdated view.
         """
         if named == self._last and self._order[0] == self._named_by:
             self._order = [*self._order[1:], self._order[0]]
 
 
 class SlotMap:
-    """Which server of a cluster has which slot, as far as known."""
+    """The servers of a cluster's slots, as far as known."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._seeds = cluster.seeds
@@ -80,53 +79,52 @@ class SlotMap:
         self.nodes: frozenset[Address] = frozenset()
         """The servers that have slots."""
         self.trouble = ""
-        """Why the map could not be had when it was asked for last."""
+        """Why the last refresh failed."""
         self.patience = min(cluster.seeds[0].connect_timeout, 0.5)
-        """Seconds for each server that is asked."""
+        """Seconds for each server."""
 
     def owner(self, slot: int) -> Address | None:
         return self._owners[slot]
 
     def servers(self) -> frozenset[str]:
-        """Return the names of the servers that have slots."""
         return frozenset(map(str, self.nodes))
 
     def learn(self, slot: int, said_by: Address, place: tuple[str, int]) -> Address:
-        """Note where a server says that `slot` is, and return that."""
+        """Record and return the server of `slot`, according to another server."""
         owner = self._owners[slot] = self.named(said_by, place)
         self.nodes |= {owner}
         return owner
 
     def named(self, said_by: Address, place: tuple[str, int]) -> Address:
-        """Return the server that another one points to; without a host it means its own."""
+        """Return the server that another one names; without a host it means its own."""
         host, port = place
         return said_by.at(host or said_by.host, port or said_by.port)
 
     def refresh(self) -> Inquiry[None]:
-        """Ask one server after the other, in any order, for the map, until one has it; else the old one stays."""
+        """Read the map from one server after the other, in random order; if none has it, the old one stays."""
         others = [node for node in self.nodes if node not in self._seeds]
         reasons = []
         for server in (*sample(others, len(others)), *sample(self._seeds, len(self._seeds))):
             reply = yield server, _MAP
-            if held := _held(server, reply):
+            if owned := _parse_slots(server, reply):
                 owners: list[Address | None] = [None] * SLOTS
-                for slots, node in held:
+                for slots, node in owned:
                     owners[slots.start : slots.stop] = [node] * len(slots)
-                self._owners, self.nodes, self.trouble = owners, frozenset(node for _, node in held), ""
+                self._owners, self.nodes, self.trouble = owners, frozenset(node for _, node in owned), ""
                 return
             reasons.append(f"{reply}" if isinstance(reply, Exception) else f"{server}: it does not know any slots")
-        self.trouble = f"no server of the cluster tells where its slots are: {'; '.join(reasons)}"
+        self.trouble = f"no server of the cluster knows its slots: {'; '.join(reasons)}"
 
 
-def _held(server: Address, reply: object) -> list[tuple[range, Address]]:
-    """Read a slot map: ranges of slots, each with its servers, the primary first. Wrong entries are left out."""
-    held = []
+def _parse_slots(server: Address, reply: object) -> list[tuple[range, Address]]:
+    """Parse a slot map: ranges of slots, each with its servers, the primary first. Invalid entries are ignored."""
+    owned = []
     for entry in reply if isinstance(reply, list) else []:
         match entry:
             case [int(first), int(last), [host, int(port), *_], *_] if 0 <= first <= last < SLOTS and 0 < port < 65536:
                 known = isinstance(host, bytes) and host not in {b"", b"?"}
                 node = server.at(host.decode(errors="replace") if known else server.host, port)
-                held.append((range(first, last + 1), node))
+                owned.append((range(first, last + 1), node))
             case _:
                 continue
-    return held
+    return owned

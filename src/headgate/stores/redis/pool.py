@@ -1,4 +1,4 @@
-"""Blocking connections to one server: one per call in progress, kept for the next."""
+"""Blocking connections to one server: one for each call in progress, kept for the next."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from headgate.stores.redis.discovery import Sentinels
 from headgate.stores.redis.script import Query
 
 CONNECTIONS = 16
-_A_MOMENT = 0.001
-"""Seconds for which a connection that has just answered is taken to be alive."""
+_FRESH = 0.001
+"""Seconds for which a connection is assumed to be alive after a reply."""
 
 
 class BlockingConnection:
-    """One conversation at a time; broken for good by its first failure.
+    """A connection for one call at a time; its first failure closes it.
 
     Args:
-        address: whom to connect to.
-        greeting: what to say first, unless it is about limits.
-        patience: seconds for all that; default: what the address says.
+        address: of the server.
+        greeting: the first commands; default: those of a connection for limits.
+        patience: seconds for all that; default: as in the address.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class BlockingConnection:
                 places = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", address.path)]
             else:
                 places = address.names.places(address.host, address.port, give_up)  # type: ignore[assignment]
-        except (OSError, ValueError) as unknown:  # ValueError: a host that cannot be a name
+        except (OSError, ValueError) as unknown:  # ValueError: an invalid host name
             raise protocol.unconnected(address, unknown) from None
         for family, kind, number, _, place in places:
             connected = socket.socket(family, kind, number)
             try:
                 connected.settimeout(max(0.001, give_up - monotonic()))
                 connected.connect(place)
-                return self._prepared(connected)
+                return self._prepare(connected)
             except OSError as failure:
                 connected.close()
                 error = failure
@@ -77,14 +77,14 @@ class BlockingConnection:
                 raise
         raise protocol.unconnected(address, error or OSError("no address"))
 
-    def _prepared(self, connected: socket.socket) -> socket.socket:
+    def _prepare(self, connected: socket.socket) -> socket.socket:
         address = self.address
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if not address.path:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if address.tls:
             return address.tls.context().wrap_socket(connected, server_hostname=address.host)
-        # Replies are waited for by poll, which is quicker than a socket with a time limit, and as exact.
+        # poll waits for replies: it is faster than a socket with a timeout, and as exact.
         seconds = max(address.timeout, address.connect_timeout)
         connected.settimeout(None)
         connected.setsockopt(
@@ -102,29 +102,29 @@ class BlockingConnection:
                 raise error
 
     def converse(self, commands: list[bytes], give_up: float) -> object:
-        """Send `commands`, and return the reply to the last of them; an error reply is returned, not raised."""
+        """Send `commands`, and return the reply to the last one; an error reply is returned, not raised."""
         if give_up <= monotonic():
             raise StoreUnavailable(f"{self.address}: not reached in time")
         try:
             self._send(b"".join(commands), give_up)
             for _ in commands:
                 reply = self._next(give_up)
-        except (TimeoutError, BlockingIOError):  # the latter: it could not be sent in time
+        except (TimeoutError, BlockingIOError):  # BlockingIOError: it could not be sent in time
             self.close()
             raise OutcomeUnknown(f"{self.address}: no answer in time") from None
         except (OSError, hiredis.ProtocolError) as error:
             self.close()
             raise protocol.lost(self.address, error) from None
-        except BaseException:  # interrupted in the middle: the reply would be taken for the next one's
+        except BaseException:  # interrupted: the next call would read this reply
             self.close()
             raise
         self._used_at = monotonic()
         return reply
 
     def is_replicated(self, replicas: int, give_up: float) -> bool:
-        """Wait until so many replicas have what was written here, for half of the time left; say whether they have.
+        """Return whether so many replicas have the writes of this connection, after half of the time left at most.
 
-        What is lost meanwhile is this answer only, and the connection with it: what was written before is written.
+        A failure loses only this answer and the connection: earlier writes stay.
         """
         seconds, pause, reminders, enough = max(0, give_up - monotonic()) / 2, protocol.REMIND_AFTER, 0, False
         remind_at = monotonic() + seconds + pause
@@ -171,10 +171,10 @@ class BlockingConnection:
         return data
 
     def is_quiet(self, now: float) -> bool:
-        """Is the connection as it was left? The server may have closed it meanwhile, and then it is readable."""
+        """Return whether nothing has arrived since the last reply: a connection that the server closed is readable."""
         if self._reader.has_data():
             return False
-        return 0 <= now - self._used_at < _A_MOMENT or not self._poll.poll(0)
+        return 0 <= now - self._used_at < _FRESH or not self._poll.poll(0)
 
     @property
     def is_closed(self) -> bool:
@@ -192,7 +192,7 @@ def _left(give_up: float) -> float:
 
 
 def ask_server(address: Address, command: bytes, seconds: float) -> object:
-    """Return the reply of a server to one command, on a connection of its own, or the exception that came instead."""
+    """Send one command on a connection of its own; returns the reply, or the exception."""
     give_up = monotonic() + seconds
     try:
         connection = BlockingConnection(address, protocol.login(address), seconds)
@@ -210,24 +210,24 @@ class _Loan(NamedTuple):
 
     connection: BlockingConnection
     give_up: float
-    """When to stop waiting for an answer."""
+    """The deadline of the call."""
     free: SimpleQueue[None]
     idle: list[BlockingConnection]
-    """Where it goes afterwards."""
+    """Where the connection returns to."""
 
 
 class Pool:
     """The connections to one server.
 
     Args:
-        address: how to talk to it.
-        clock: makes the script decide at this clock's time rather than at the server's, if given.
-        sentinels: are asked for each new connection where the server is; unless it is at `address`.
+        address: of the server.
+        clock: if given, the script decides at its time instead of the server's.
+        sentinels: name the server for each new connection; without them it is at `address`.
     """
 
     def __init__(self, address: Address, clock: Clock | None, sentinels: Sentinels | None = None) -> None:
         self._address, self._clock, self._sentinels = address, clock, sentinels
-        self._replicas = address.replicas  # the most that were asked for
+        self._replicas = address.replicas  # the most that any call required
         self._idle: list[BlockingConnection] = []
         self._failures, self._retry_at, self._trouble = 0, 0.0, ""
         self._begin()
@@ -246,10 +246,9 @@ class Pool:
         """Return the answer to a query.
 
         Args:
-            query: what to ask.
-            give_up: when to stop waiting for the answer, as `monotonic` tells time; later if there is no connection
-                yet. Default: what the address says.
-            asking: whether the server is asked for what it does not own yet.
+            query: the query.
+            give_up: the deadline by `monotonic`, extended by the time to connect; default: as in the address.
+            asking: whether to send ASKING first, since the slot is moving to the server.
         """
         loan = self._loan(give_up)
         connection = loan.connection
@@ -275,7 +274,7 @@ class Pool:
         self.vet()
 
     def vet(self) -> None:
-        """Raise StoreError if the server would be refused now, were it not in use already."""
+        """Raise StoreError if a new connection to the server would be refused."""
         loan = self._loan()
         try:
             for command in protocol.vetting(self._address, self._replicas):
@@ -286,7 +285,7 @@ class Pool:
             self._take_back(loan)
 
     def _loan(self, give_up: float = 0) -> _Loan:
-        """Take a connection, and the right to have one: both are to be taken back."""
+        """Take a permit and a connection; `_take_back` returns both."""
         if self._process != os.getpid():
             self._begin()
         free, idle, now = self._free, self._idle, monotonic()
@@ -302,7 +301,7 @@ class Pool:
             connection = self._idle_connection(began)
             if connection is None:
                 connection = self._new_connection(began)
-                give_up += monotonic() - began  # to connect takes its own time
+                give_up += monotonic() - began  # connecting has its own timeout
         except BaseException:
             free.put(None)
             raise
@@ -321,7 +320,7 @@ class Pool:
     ) -> tuple[object, bool]:
         commands = [protocol.ASKING] if asking else []
         reply: object = None
-        for attempt in range(protocol.RELOADS + 1):  # a script that is forgotten has done nothing: load it, ask again
+        for attempt in range(protocol.RELOADS + 1):  # a missing script has done nothing: load it and repeat
             evaluation = script.evaluation([query], self._clock.now() if self._clock else None)
             load = [script.LOAD] if attempt else []
             reply = connection.converse([*load, *commands, evaluation], give_up)
@@ -344,7 +343,7 @@ class Pool:
             connection.close()
 
     def _new_connection(self, now: float) -> BlockingConnection:
-        """Connect, unless that has just failed: then rest."""
+        """Connect, unless that has just failed."""
         if now < self._retry_at:
             raise StoreUnavailable(self._trouble)
         address = self._address
@@ -362,7 +361,7 @@ class Pool:
         return connection
 
     def close(self) -> None:
-        """Hang up, but for calls in progress."""
+        """Close idle connections; those in use are closed after their calls."""
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()

@@ -1,4 +1,4 @@
-"""The Redis protocol: commands, how a connection begins, and what an error reply means. Replies are read by hiredis."""
+"""The Redis protocol: commands, the start of a connection, and the meaning of error replies. hiredis parses replies."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from headgate.stores.redis.address import Address, Role
 
 
 def bulk(text: bytes) -> bytes:
-    """Encode one argument."""
+    """Encode an argument."""
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
 def command(*words: bytes) -> bytes:
-    """Encode one command."""
+    """Encode a command."""
     return b"*%d\r\n" % len(words) + b"".join(map(bulk, words))
 
 
 OLDEST = 7
-"""The first major version whose scripts refuse up front what they cannot do."""
+"""The first major version whose scripts check their permissions in advance."""
 RELOADS = 5
-"""How often a call may find the script forgotten: somebody may flush the scripts all the time."""
+"""How often a call may find the script missing, since scripts can be flushed at any time."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between attempts to connect."""
 PERMISSIONS = "+evalsha +script|load +time +get +set +getrange +setrange +del +pttl +pexpire ~hg1:*"
-"""What a user on the server needs."""
+"""The permissions of the user on the server."""
 _SOMETIMES = "+wait for replicas, +cluster|slots +asking in a cluster, +select for a database number"
-"""And +info, to have the server vetted: a user without it is not refused."""
+"""Also +info, to examine the server; a user without it is not refused."""
 _REFUSALS = {
     "NOAUTH": "authentication is required: give user and password in the address",
     "WRONGPASS": "the user name or the password is wrong",
@@ -48,30 +48,30 @@ _REFUSALS = {
     "NOSCRIPT": "the server forgot the script",
     "DENIED": "the server is in protected mode",
 }
-"""Errors that come before the script has done anything, by their first word."""
+"""Errors before the script has done anything, by their first word."""
 MISLED = frozenset({"READONLY", "MASTERDOWN", "NOREPLICAS"})
-"""Those after which the address may lead to another server: then a connection leads to the wrong one. (A primary that
-has lost its replicas may have been replaced, and be the last to know.)"""
+"""Those after which the address may lead to another server, so that the connection is useless. (A primary without its
+replicas may have been replaced, and be the last to notice.)"""
 _UNDONE = ("ERR unknown command", "ERR max number of clients")
-"""The same, where the first word does not tell."""
+"""The same, where the first word is not enough."""
 
 INFO = command(b"INFO")
 ASKING = command(b"ASKING")
 _WAIT_FOR_NONE = command(b"WAIT", b"0", b"1")
 REMINDER = command(b"TIME")
 REMIND_AFTER = 0.002
-"""Seconds after the end of a wait for replicas at which the server is reminded of it, then after twice as many, and so
-on. A server with nothing else to do notices the end only at its next tick, of which there are ten a second; any command
-wakes it, and so it then answers, on this connection too."""
+"""Seconds after a wait for replicas should have ended until the server is reminded; then twice as many, and so on. An
+idle server notices the end only at its next tick, of which there are ten a second; any command wakes it, also on this
+connection."""
 
 
 class RefusedByServer(StoreUnavailable):
-    """The server said why it does not answer, and surely has done nothing.
+    """The server refused with a reason, and has certainly done nothing.
 
     Args:
-        text: what the caller is told.
-        word: the first word of what the server said, such as ``"MOVED"``.
-        place: the host and port that it points to, if it does; an empty host is the one that said so.
+        text: the message for the caller.
+        word: the first word of the server's error, such as ``"MOVED"``.
+        place: the host and port that it names, if any; an empty host is the server's own.
     """
 
     def __init__(self, text: str, word: str = "", place: tuple[str, int] = ("", 0)) -> None:
@@ -80,13 +80,13 @@ class RefusedByServer(StoreUnavailable):
 
 
 def pause_after(failures: int) -> float:
-    """Return how many seconds to rest after so many failures to connect: longer each time, not in step with others."""
+    """Return how many seconds to pause after failures to connect: longer each time, and randomized."""
     pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 10))
     return uniform(pause / 2, pause)
 
 
 def login(address: Address) -> list[bytes]:
-    """Return the commands that any connection begins with; `objection` says what to think of their replies."""
+    """Return the first commands of any connection; `objection` judges their replies."""
     if not (address.password or address.user):
         return []
     user = [address.user.encode()] if address.user else []
@@ -94,26 +94,26 @@ def login(address: Address) -> list[bytes]:
 
 
 def greeting(address: Address, load: bytes) -> list[bytes]:
-    """Return the commands that a connection for limits begins with; `load` is the one that loads the script."""
+    """Return the first commands of a connection for limits; `load` is the one that loads the script."""
     selection = [command(b"SELECT", b"%d" % address.database)] if address.database else []
     return [*login(address), *selection, INFO, load]
 
 
 def vetting(address: Address, replicas: int) -> list[bytes]:
-    """Return what a server in use is asked to find out whether it still serves, besides running the script."""
+    """Return the commands that find out whether a server in use is still suitable, without the script."""
     asking = [ASKING] if address.role is Role.NODE else []
     return [INFO, *asking, *([_WAIT_FOR_NONE] if replicas else [])]
 
 
 def replication(replicas: int, seconds: float) -> bytes:
-    """Encode the wait for so many replicas to have what was written on this connection."""
+    """Encode the wait for replicas to have the writes of this connection."""
     return command(b"WAIT", b"%d" % replicas, b"%d" % max(1, int(seconds * 1000)))
 
 
 def objection(address: Address, asked: bytes, reply: object, *, strict: bool = False) -> StoreError | None:
-    """Return why the server cannot be used, going by its `reply` to a command of the greeting or the vetting.
+    """Return why the server cannot be used, by its `reply` to a command of the greeting or the vetting.
 
-    A server that does not let us look at it is used all the same, but it is not ready if that is asked (`strict`).
+    A server that denies INFO is used all the same, but it is not ready (`strict`).
     """
     if isinstance(reply, Exception):
         if asked is INFO and str(reply).startswith("NOPERM") and not strict:
@@ -124,7 +124,7 @@ def objection(address: Address, asked: bytes, reply: object, *, strict: bool = F
 
 
 def refusal(address: Address, reply: Exception) -> StoreError:
-    """Return the error that an error reply means to the caller. Never shows what the server said about our data."""
+    """Return the error for an error reply, without what the server says about our data."""
     text = str(reply)
     word, _, rest = text.partition(" ")
     if word in _REFUSALS:
@@ -139,46 +139,46 @@ def refusal(address: Address, reply: Exception) -> StoreError:
 
 
 def denied(address: Address) -> RefusedByServer:
-    """Return the error of a permission that the script lacks; then it has done nothing."""
+    """Return the error for a permission that the script lacks; it has done nothing."""
     return RefusedByServer(f"{address}: {_REFUSALS['NOPERM']} (NOPERM)", "NOPERM")
 
 
 def unconnected(address: Address, error: Exception) -> StoreUnavailable:
-    """Return the error of a connection that could not be made."""
+    """Return the error for a failure to connect."""
     return StoreUnavailable(f"{address}: cannot connect: {str(error) or 'no answer'}")
 
 
 def lost(address: Address, error: Exception | None) -> OutcomeUnknown:
-    """Return the error of a connection that ended with a call under way."""
+    """Return the error for a connection that was lost during a call."""
     if isinstance(error, hiredis.ProtocolError):
         return OutcomeUnknown(f"{address}: not a Redis server: it does not speak the protocol")
     return OutcomeUnknown(f"{address}: connection lost: {error or 'closed by the server'}")
 
 
 def is_forgotten(reply: object) -> bool:
-    """Does `reply` say that the server does not have the script?"""
+    """Whether the server does not have the script."""
     return isinstance(reply, Exception) and str(reply).startswith("NOSCRIPT")
 
 
 def is_replicated(replicas: int, reply: object) -> bool:
-    """Does `reply`, to `replication`, say that enough replicas have what was written?"""
+    """Whether enough replicas have the writes, by the reply to `replication`."""
     return isinstance(reply, int) and reply >= replicas
 
 
 def _place(text: str) -> tuple[str, int]:
-    """Read what a redirection points to: ``slot host:port``."""
+    """Parse the target of a redirection: ``slot host:port``."""
     host, _, port = text.partition(" ")[2].rpartition(":")
     return (host, int(port)) if port.isdecimal() and len(port) < 6 and int(port) < 65536 else ("", 0)
 
 
 def _unfitness(address: Address, info: object) -> str | None:
-    """Return why a server with this INFO cannot keep limits, if it cannot."""
+    """Return why a server with this INFO cannot keep limits; None if it can."""
     text = info.decode(errors="replace") if isinstance(info, bytes) else ""
     facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     version = facts.get("valkey_version") or facts.get("redis_version", "unknown")
     major, _, _ = version.partition(".")
     if not major.isdecimal() or int(major) < OLDEST:
-        return f"version {version} is not supported: {OLDEST}.0 or later is needed"
+        return f"version {version} is not supported: {OLDEST}.0 or later is required"
     if mismatch := _mismatch(address.role, facts):
         return mismatch
     policy = facts.get("maxmemory_policy", "noeviction")
@@ -195,9 +195,9 @@ def _mismatch(role: Role, facts: dict[str, str]) -> str | None:
     if facts.get("redis_mode") == "sentinel":
         return "this is a Sentinel: use redis+sentinel://host:port/service"
     if clustered and role is not Role.NODE:
-        return "this is a part of a cluster: use redis+cluster://"
+        return "this is a node of a cluster: use redis+cluster://"
     if role is Role.NODE and not clustered:
-        return "this is not a part of a cluster: use redis://"
+        return "this is not a node of a cluster: use redis://"
     if role is Role.PRIMARY and facts.get("role", "master") != "master":
         return "the Sentinels named this server, but it is not the primary (yet, or any more)"
     return None

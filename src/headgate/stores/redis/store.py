@@ -1,4 +1,4 @@
-"""The Redis store, for callers that may block and for callers in an event loop."""
+"""The Redis store, blocking and for an event loop."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class RedisStore:
     """Keeps the state of limits in Redis or Valkey, for callers that may block.
 
     Args:
-        place: the servers, and how to talk to them.
-        clock: only for tests: makes the script decide at this clock's time rather than at the server's.
+        place: the servers, and the parameters of connections.
+        clock: only for tests: the script decides at its time instead of the server's.
     """
 
     def __init__(self, place: Place, *, clock: Clock | None = None) -> None:
@@ -65,23 +65,23 @@ class RedisStore:
 
 
 class AsyncRedisStore:
-    """The same for callers in an event loop: one loop at a time, whose concurrent calls share connections."""
+    """The same for an event loop, one at a time; concurrent calls share connections."""
 
     def __init__(self, place: Place, *, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
         self._slots = SlotMap(place) if isinstance(place, Cluster) else None
-        if self._slots:  # otherwise there are no servers to be told apart
+        if self._slots:  # otherwise servers have no names
             self.servers_of, self.servers = partial(spread.servers_of, self._slots), self._slots.servers
         self._within = self._timeout = _timeout_of(place)
-        """Seconds that callers wait, and the most that any does."""
+        """The callers' deadline in seconds, and the longest."""
         self._traffic = Traffic()
         self._connections = _Connections(place, clock, self._slots, self._traffic)
 
     def within(self, seconds: float) -> AsyncRedisStore:
-        """Return the same store for callers that wait no longer than so many seconds.
+        """Return the same store for callers that wait at most so many seconds.
 
-        The connection is given up only after the `timeout` of the address, which is also the most they wait. What
-        comes until then is told late (`OutcomeUnknown.told_late`).
+        The connection is closed only after the `timeout` of the address, which also bounds the wait. Answers until then
+        are passed to `OutcomeUnknown.told_late`.
         """
         copied = copy(self)
         copied._within = min(seconds, self._timeout)  # noqa: SLF001  of the same class
@@ -92,7 +92,7 @@ class AsyncRedisStore:
         servers, until = self._connections.of(loop), loop.time() + self._within
         if self._slots is None or not spread.is_spread(call):
             return await servers.ask(query(call), until)
-        return await drive_async(spread.decide(call), partial(_asked, servers, until))
+        return await drive_async(spread.decide(call), partial(_run_step, servers, until))
 
     def bind(self, family: Family) -> AsyncCheck:
         return plain_async_check(self, family)
@@ -100,19 +100,19 @@ class AsyncRedisStore:
     async def ready(self) -> None:
         """Run the script on every server that decides, on every connection. Raises StoreError.
 
-        A service that calls this before it listens has warm connections when the first request comes.
+        A service that calls this before it listens has open connections for the first request.
         """
         await self._connections.of(asyncio.get_running_loop()).ready()
 
     def traffic(self) -> TrafficStatistics:
-        """Return what came back from the servers so far, for metrics."""
+        """Return the counters of replies, for metrics."""
         return self._traffic.statistics()
 
     async def close(self) -> None:
         await self._connections.close()
 
 
-def _asked(servers: Batcher | AsyncCluster, until: float, step: spread.Step) -> Awaitable[Decision]:
+def _run_step(servers: Batcher | AsyncCluster, until: float, step: spread.Step) -> Awaitable[Decision]:
     return servers.ask(_query(step), 0.0 if step.late else until)
 
 
@@ -127,7 +127,7 @@ def _timeout_of(place: Place) -> float:
 
 
 class _Connections:
-    """Those of the event loop that the store is used in; they belong to the loop that made them."""
+    """The connections of the event loop that the store is used in, which they belong to."""
 
     def __init__(self, place: Place, clock: Clock | None, slots: SlotMap | None, traffic: Traffic) -> None:
         self._place, self._clock, self._slots, self._traffic = place, clock, slots, traffic
@@ -140,10 +140,10 @@ class _Connections:
         ending = self._leave()
         if ending and here:
             await asyncio.wait(ending)
-        await asyncio.sleep(0)  # sockets are closed in the next turn of the loop
+        await asyncio.sleep(0)  # sockets close in the next turn of the loop
 
     def of(self, loop: asyncio.AbstractEventLoop) -> Batcher | AsyncCluster:
-        """Return the connections of the event loop that is running."""
+        """Return the connections of the running event loop."""
         if loop is not self._loop or self._servers is None:
             self._leave()
             self._loop, self._process = loop, os.getpid()
@@ -160,11 +160,11 @@ class _Connections:
         return Batcher(place.primary, self._clock, loop, Sentinels(place), self._traffic)
 
     def _leave(self) -> list[asyncio.Task[None]]:
-        """Give up the event loop that the store was used in; returns what is still to end there."""
+        """Leave the event loop that the store was used in; returns tasks that have yet to end there."""
         loop, servers = self._loop, self._servers
-        # In a loop that is closed nobody waits; and a forked child must not disturb its parent's.
+        # In a closed loop nothing waits; and a forked child must not disturb its parent's.
         reachable = loop is not None and not loop.is_closed() and self._process == os.getpid()
         if reachable and loop and loop.is_running() and loop is not asyncio.get_running_loop():
-            raise UsageError("a store serves one event loop at a time, and this one is in use: make another")
+            raise UsageError("a store can be used in one event loop at a time, and this one is in use: create another")
         self._loop, self._servers = None, None
         return servers.close() if reachable and servers else []

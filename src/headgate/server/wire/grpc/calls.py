@@ -1,4 +1,4 @@
-"""Methods of gRPC services, what they are called with, and how a call ends. Messages are bytes, encoded by services."""
+"""The interface of gRPC services: methods, calls, and their statuses. Services encode the messages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ _log = logging.getLogger(__name__)
 
 
 class StatusCode(IntEnum):
-    """The status of a call, by its number in gRPC."""
-
     OK = 0
     CANCELLED = 1
     UNKNOWN = 2
@@ -37,17 +35,17 @@ class StatusCode(IntEnum):
 
 
 class RpcError(Exception):
-    """What a method raises to end its call with a status other than OK."""
+    """Raised by a method to end its call with a status other than OK."""
 
     def __init__(self, code: StatusCode, message: str, trailers: Fields = ()) -> None:
         super().__init__(message)
         self.code, self.message = code, message
         self.trailers = trailers
-        """Metadata that goes with it, such as ``grpc-retry-pushback-ms``."""
+        """Trailing metadata, such as ``grpc-retry-pushback-ms``."""
 
 
 def error_of(error: BaseException, path: bytes) -> RpcError:
-    """Return what the client is told of an error that a method raised; an unexpected one is logged."""
+    """Return the error for the client; an unexpected one is logged."""
     if isinstance(error, RpcError):
         return error
     _log.error("%s failed", path.decode(errors="replace"), exc_info=error)
@@ -62,13 +60,13 @@ class UnaryCall(msgspec.Struct, gc=False):
     """All headers of the request except pseudo-headers."""
     peer: Peer = NOBODY
     timeout: float | None = None
-    """Seconds that the caller waits, if it says so."""
+    """Seconds that the caller waits, if it has a deadline."""
     is_abandoned: bool = False
-    """Whether the caller waits no more: it has cancelled the call, its time is up, or its connection is gone."""
+    """Whether the caller no longer waits: it cancelled, its deadline passed, or its connection was lost."""
 
 
 class MessageStream(Protocol):
-    """A call with any number of messages both ways. Iterating ends when the client has sent its last one."""
+    """A call with any number of messages in both directions. Iteration ends after the client's last message."""
 
     metadata: Headers
     peer: Peer
@@ -76,19 +74,19 @@ class MessageStream(Protocol):
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
     async def send(self, message: bytes) -> None:
-        """Send a message; returns when the client is ready for more."""
+        """Send a message; returns when the client can take more."""
         ...
 
 
 UnaryMethod: TypeAlias = Callable[[UnaryCall], bytes | Coroutine[Any, Any, bytes]]
-"""Answers a call with a message, or raises RpcError: at once or, where it may have to wait, by a coroutine, which runs
+"""Answers a call with a message, or raises RpcError: at once or, if it may have to wait, by a coroutine, which runs
 without a task: see `wire.eager`."""
 StreamingMethod: TypeAlias = Callable[[MessageStream], Coroutine[Any, Any, None]]
-"""Serves a stream in a task of its own; it is cancelled when the client goes away, or its deadline passes."""
+"""Serves a stream in its own task, which is cancelled when the client leaves or its deadline passes."""
 
 
 async def answer_of(method: UnaryMethod, call: UnaryCall) -> bytes:
-    """Return the answer of a method, when it is there."""
+    """Return a method's answer, when it is ready."""
     message = method(call)
     return message if isinstance(message, bytes) else await message
 
@@ -99,8 +97,8 @@ class Methods(msgspec.Struct, frozen=True):
     unary: dict[bytes, UnaryMethod] = {}
     streaming: dict[bytes, StreamingMethod] = {}
     unreadable: dict[bytes, bytes] = {}
-    """The answer to a unary call whose message cannot be read because it is too long or compressed in an unknown way.
-    The default is an error; but some callers take any error for consent."""
+    """The answer to a unary call whose message is too long, or compressed in an unknown way. By default an error, which
+    some callers treat as consent."""
 
     def __or__(self, other: Methods) -> Methods:
         return Methods(self.unary | other.unary, self.streaming | other.streaming, self.unreadable | other.unreadable)

@@ -1,4 +1,4 @@
-"""How gRPC puts things into HTTP/2: messages with a prefix, timeouts, statuses with a text."""
+"""The encoding of gRPC in HTTP/2: prefixed messages, timeouts, statuses with a text."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from headgate.server.wire.http2.hpack import encode
 from headgate.server.wire.messages import Fields
 
 PREFIX = 5
-"""Bytes before a message: whether it is compressed, and its length."""
+"""Bytes before a message: a compression flag, and the length."""
 _SHOWN = "".join([chr(byte) for byte in range(0x21, 0x7F) if byte != 0x25])
 _TEXT = 1000
-"""The most characters of the text that goes with a status."""
+"""The most characters of a status message."""
 _COMPACT = 65_536
-"""Bytes that were taken and are not dropped yet."""
+"""Consumed bytes that may stay in the buffer."""
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 _CODINGS = {b"gzip": 31, b"deflate": 15}
-"""What messages may be compressed with, and what zlib calls the form."""
+"""Compressions of messages, with the window bits of zlib."""
 _ACCEPTED = (b"grpc-accept-encoding", b",".join([b"identity", *_CODINGS]))
 
 HEAD = encode([(b":status", b"200"), (b"content-type", b"application/grpc"), _ACCEPTED])
 """The header block before messages."""
 OK = encode([(b"grpc-status", b"0")])
-"""The trailers of a call that went well."""
+"""The trailers of a successful call."""
 
 
 def framed(message: bytes) -> bytes:
-    """Return a message as it is sent."""
+    """Encode a message with its prefix."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 def timeout(value: bytes) -> float | None:
-    """Return what ``grpc-timeout`` says, in seconds; None if it is malformed."""
+    """Return a ``grpc-timeout`` in seconds; None if it is malformed."""
     digits, unit = value[:-1], _UNITS.get(value[-1:])
     if unit is None or not 1 <= len(digits) <= 8 or not digits.isdigit():
         return None
@@ -42,7 +42,7 @@ def timeout(value: bytes) -> float | None:
 
 
 def status(error: RpcError) -> Fields:
-    """Return the trailers of a call that ended with an error."""
+    """Return the trailers of an error."""
     text = error.message[:_TEXT].encode(errors="backslashreplace")
     return (
         (b"grpc-status", b"%d" % error.code),
@@ -52,16 +52,16 @@ def status(error: RpcError) -> Fields:
 
 
 def error_head(error: RpcError) -> bytes:
-    """Return the header block of a response that consists of an error alone."""
+    """Return the header block of a response with only an error."""
     return HEAD + encode(status(error))
 
 
 class MessageReader:
-    """Cuts what comes in on a stream into messages, when they are asked for.
+    """Splits the input of a stream into messages.
 
     Args:
         largest: the most bytes of a message, compressed or not.
-        encoding: what ``grpc-encoding`` says.
+        encoding: the value of ``grpc-encoding``.
     """
 
     __slots__ = ("_buffer", "_encoding", "_largest", "_position", "size")
@@ -71,23 +71,18 @@ class MessageReader:
         self._buffer = bytearray()
         self._position = 0
         self.size = 0
-        """Bytes of the message that was taken last, as it was sent."""
+        """Bytes of the last message, as it was sent."""
 
     @property
     def pending(self) -> int:
-        """How many bytes were received and not taken."""
+        """Bytes received and not yet taken."""
         return len(self._buffer) - self._position
 
     def receive(self, data: bytes) -> None:
-        """Take bytes."""
         self._buffer += data
 
     def take(self) -> bytes | None:
-        """Return the next message, or None if it is incomplete.
-
-        Raises:
-            RpcError: it is too large, or compressed in a way that is not known.
-        """
+        """Return the next message, or None if it is incomplete. Raises RpcError if it is too large or unreadable."""
         buffer, start = self._buffer, self._position + PREFIX
         if start > len(buffer):
             return None
@@ -108,14 +103,14 @@ class MessageReader:
         return self._inflated(message) if flag else message
 
     def _inflated(self, message: bytes) -> bytes:
-        """Decompress a message, but no further than to the largest that there may be."""
+        """Decompress a message, up to the largest size."""
         inflating = zlib.decompressobj(_CODINGS[self._encoding])
         try:
             inflated = inflating.decompress(message, self._largest + 1)
         except zlib.error:
             inflated = b""
         if len(inflated) > self._largest:
-            raise self._too_large("A message that is decompressed")
+            raise self._too_large("A decompressed message")
         if not inflating.eof or inflating.unused_data:
             raise RpcError(
                 StatusCode.INTERNAL, f"A message cannot be decompressed: it is not {self._encoding.decode()}."
@@ -134,7 +129,7 @@ class MessageReader:
 
 
 def _percent_encoded(text: bytes) -> bytes:
-    """Leave what is printable; of spaces those inside, for a header does not keep them at its ends."""
+    """Leave printable characters, and inner spaces: headers lose spaces at their ends."""
     inside = text.strip(b" ")
     before, _, after = text.partition(inside) if inside else (text, b"", b"")
     shown = quote_from_bytes(inside, safe=_SHOWN + " ").encode()

@@ -1,4 +1,4 @@
-"""Which method a call asks for, and on what terms: worked out once for all calls with the same headers."""
+"""The route of a call: its method and terms, computed once for all calls with the same headers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headgate.web import problem
 
 
 class Route(msgspec.Struct, frozen=True):
-    """What to do with a call: of `unary`, `streaming` and `refusal` one is set."""
+    """How to handle a call: one of `unary`, `streaming` and `refusal` is set."""
 
     head: Http2Head
     unary: UnaryMethod | None = None
@@ -23,12 +23,10 @@ class Route(msgspec.Struct, frozen=True):
     """In seconds."""
     encoding: bytes = b"identity"
     unreadable: bytes | None = None
-    """The answer to a message that cannot be read; None for an error."""
+    """The answer to an unreadable message; None for an error."""
 
 
 class Routes:
-    """The routes of calls on one connection."""
-
     __slots__ = ("_methods", "known")
 
     REMEMBERED = 64
@@ -36,10 +34,9 @@ class Routes:
     def __init__(self, methods: Methods) -> None:
         self._methods = methods
         self.known: dict[int, Route] = {}
-        """By the identity of the head, which the route keeps alive; to be looked up before `of`."""
+        """By the id of the head, which the route keeps alive; look here before calling `of`."""
 
     def of(self, head: Http2Head) -> Route:
-        """Return the route for a call with this head."""
         route = self.known.get(id(head)) or make(self._methods, head)
         if head.is_cached:
             if len(self.known) >= self.REMEMBERED:
@@ -49,7 +46,6 @@ class Routes:
 
 
 def make(methods: Methods, head: Http2Head) -> Route:
-    """Work out what to do with a call."""
     values = dict(reversed(head.fields))  # the first of several counts
     kind = values.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/grpc" and not kind.startswith(b"application/grpc+"):
@@ -57,8 +53,8 @@ def make(methods: Methods, head: Http2Head) -> Route:
     if head.method != b"POST":
         return Route(head, refusal=_refusal(405, "Calls of gRPC are made with POST.", (b"allow", b"POST")))
     seconds = None
-    if (said := values.get(b"grpc-timeout")) is not None:
-        seconds = framing.timeout(said)
+    if (value := values.get(b"grpc-timeout")) is not None:
+        seconds = framing.timeout(value)
         if seconds is None:
             text = "grpc-timeout must be up to 8 digits and one of H, M, S, m, u, n."
             return Route(head, refusal=(framing.error_head(RpcError(StatusCode.INVALID_ARGUMENT, text)), b""))

@@ -1,4 +1,4 @@
-"""A call with any number of messages both ways, served in a task."""
+"""A call with any number of messages in both directions, served in a task."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from headgate.server.wire.http2.protocol import Http2Protocol
 class StreamingCall:
     """Implements `MessageStream`.
 
-    The client may send as much as the window holds, and more when the method has taken that; the method waits when the
-    client does not take what it sends.
+    The client may send what fits into the window, and more as the method takes messages; the method waits while the
+    client does not read.
     """
 
     def __init__(self, connection: Http2Protocol, number: int, route: Route, forget: Callable[[], None]) -> None:
@@ -25,14 +25,14 @@ class StreamingCall:
         self._number, self._route, self._forget = number, route, forget
         self._messages = framing.MessageReader(connection.limits.message_bytes, route.encoding)
         self._acknowledged = 0
-        """Bytes of the next message that the client was told are dealt with, or it could never send all of it."""
+        """Bytes of the next message that are acknowledged, so that the client can send the rest of it."""
         self._ended = False
         self._error: RpcError | None = None
         """Ends the call, whatever the method does."""
         self._has_begun = False
-        """Response headers were sent."""
+        """Whether response headers were sent."""
         self._is_cancelled = False
-        """The client is gone: nothing is sent any more."""
+        """Whether the client has left: nothing more is sent."""
         self._more: asyncio.Future[None] | None = None
         self._window: asyncio.Future[None] | None = None
         self._written: asyncio.Future[None] | None = None
@@ -46,7 +46,6 @@ class StreamingCall:
         self._task.add_done_callback(self._finish)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Iterate over the messages of the client."""
         messages = self._messages
         while True:
             message = messages.take()
@@ -65,7 +64,7 @@ class StreamingCall:
             await self._more
 
     async def send(self, message: bytes) -> None:
-        """Send a message; returns when the client is ready for more."""
+        """Send a message; returns when the client can take more."""
         streams = self._streams
         if not self._has_begun:
             self._has_begun = True
@@ -77,32 +76,30 @@ class StreamingCall:
         if is_blocked:
             self._window = asyncio.get_running_loop().create_future()
             await self._window
-        await asyncio.sleep(0)  # others go on, and what was sent is written
+        await asyncio.sleep(0)  # lets others run, and the message be written
         while self._connection.is_blocked:
             self._written = asyncio.get_running_loop().create_future()
             await self._written
 
     def receive(self, data: bytes, *, ended: bool) -> None:
-        """Take bytes from the client."""
         self._messages.receive(data)
         self._ended = self._ended or ended
         _wake(self._more)
 
     def widen(self) -> None:
-        """Let the method go on with sending: the client's window took all it sent."""
+        """Continue to send: the client's window has room again."""
         _wake(self._window)
 
     def resume(self) -> None:
-        """Let the method go on with sending: the connection takes more."""
+        """Continue to send: the connection has room again."""
         _wake(self._written)
 
     def cancel(self) -> None:
-        """Give the call up: nobody waits for it."""
+        """Cancel the call: the client has left."""
         self._is_cancelled = True
         self._task.cancel()
 
     def end(self, error: RpcError) -> None:
-        """End the call with an error."""
         if self._error is None:
             self._error = error
             self._task.cancel()
@@ -118,8 +115,8 @@ class StreamingCall:
             self._connection.flush_soon()
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        """Tell the client how the call ended."""
-        del self._task  # which knows us as well, by the frames of what cancelled it
+        """Send the status of the call."""
+        del self._task  # breaks a reference cycle, by the frames of what cancelled it
         if self._timer is not None:
             self._timer.cancel()
         error = self._error
@@ -131,7 +128,7 @@ class StreamingCall:
         if not self._is_cancelled:
             try:
                 self._send_status(error)
-            except ValueError as mistake:  # its trailers cannot be sent
+            except ValueError as mistake:  # its trailers are invalid
                 self._send_status(error_of(mistake, self._route.head.path))
             self._connection.flush_soon()
         self._forget()

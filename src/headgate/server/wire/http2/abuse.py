@@ -1,4 +1,4 @@
-"""Attacks that break no rule of the protocol: doing what is allowed, only too often."""
+"""Defences against attacks within the rules of the protocol: things that are allowed, but done too often."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from headgate.server.wire.http2.frames import ConnectionFault, ErrorCode
 from headgate.server.wire.limits import WireLimits
 
 _EXCUSED_BY_WORK: Final = 4
-"""Control frames that a client may send for each response or piece of data; WINDOW_UPDATE above all."""
+"""Control frames that a client may send per response or piece of data; above all WINDOW_UPDATE."""
 
 
 class Meter:
-    """Counts what happens in stretches of time.
+    """Counts events in periods of time.
 
     Args:
-        most: how often it may happen in a stretch; beyond that, each time has to be excused by a piece of useful work,
-            of which each is an excuse once. So a client of long standing, all of whose calls time out at once, is not
-            taken for an attacker.
-        seconds: how long a stretch is.
+        most: events allowed per period; each further one must be offset by a unit of useful work, which counts once. So
+            a long-lived client whose calls all time out at once is not treated as an attacker.
+        seconds: the length of a period.
     """
 
     __slots__ = ("_count", "_excused", "_most", "_seconds", "_start")
@@ -28,7 +27,7 @@ class Meter:
         self._count, self._start, self._excused = 0, 0.0, 0
 
     def runs_over(self, now: float, useful: int) -> bool:
-        """Count one at `now`, in seconds; return whether that is too many for the useful work done so far."""
+        """Count an event at `now`, in seconds; return whether it exceeds what the useful work so far allows."""
         if not self._count or now - self._start >= self._seconds:
             self._count, self._start = 0, now
         self._count += 1
@@ -41,10 +40,10 @@ class Meter:
 class AbuseGuard:
     """Watches one connection.
 
-    * Rapid reset (CVE-2023-44487): streams are opened and reset, and the work on them is in vain. It also counts when
-      the client makes *us* reset them by a mistake on the stream (CVE-2025-8671).
-    * Floods of PING, SETTINGS, PRIORITY, empty DATA, WINDOW_UPDATE of a byte, and other frames that bring nothing
-      (CVE-2019-9511 to 9518).
+    * Rapid reset (CVE-2023-44487): opening and resetting streams, which wastes the work on them. Errors with which the
+      client makes *the server* reset them count too (CVE-2025-8671).
+    * Floods of PING, SETTINGS, PRIORITY, empty DATA, WINDOW_UPDATE of a byte, and other useless frames (CVE-2019-9511
+      to 9518).
     """
 
     __slots__ = ("_control", "_resets", "now", "useful")
@@ -53,16 +52,16 @@ class AbuseGuard:
         self._resets = Meter(limits.resets, limits.reset_time)
         self._control = Meter(limits.control_frames, limits.reset_time)
         self.now = 0.0
-        """Seconds of a monotonic clock, set whenever bytes come in."""
+        """Seconds of a monotonic clock, set whenever bytes arrive."""
         self.useful = 0
-        """Counts responses and larger amounts of data: work that a client wants, and an attacker does not."""
+        """Responses and larger amounts of data: work that a client wants, and an attacker does not."""
 
     def saw_reset(self) -> None:
-        """Count a stream that was reset; raise ConnectionFault if they are too many."""
+        """Count a reset stream; raise ConnectionFault if there are too many."""
         if self._resets.runs_over(self.now, self.useful):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams are reset")
 
     def saw_control(self) -> None:
-        """Count a frame that brings nothing; raise ConnectionFault if they are too many."""
+        """Count a useless frame; raise ConnectionFault if there are too many."""
         if self._control.runs_over(self.now, self.useful * _EXCUSED_BY_WORK):
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames without use")

@@ -1,15 +1,15 @@
-"""An HTTP/2 connection from the server's side (RFC 9113), without I/O: bytes in, events out, and bytes to be written.
+"""An HTTP/2 connection, server side (RFC 9113), without I/O: bytes in, events out, and bytes to be written.
 
 The laws:
 
-* `receive` takes any bytes, however they are split, and never raises for what a client does. A mistake on a stream
-  resets that stream; a mistake on the connection ends it, with the reason in GOAWAY and in `fault`.
-* Sending on a stream that is gone is not a mistake: the client may have reset it a moment ago. It does nothing.
+* `receive` takes any bytes, however they are split, and never raises for what a client does. A stream error resets
+  that stream; a connection error ends the connection, with the reason in GOAWAY and in `fault`.
+* Sending on a stream that is closed is no error, since the client may have just reset it. It does nothing.
 * Time comes in with the bytes. Deadlines are the transport's.
 * Everything that a client could make grow is bounded, by `WireLimits` or by the constants of these modules.
 
-Nearly all requests are HEADERS with a block that was seen before and one DATA frame, often the next, that is the whole
-body. These are read in the loop itself; every other frame goes to the method for its type.
+Nearly all requests are HEADERS with a known block, and one DATA frame with the whole body, often the next one. These
+are read in the loop itself; every other frame goes to the method for its type.
 """
 
 from __future__ import annotations
@@ -66,27 +66,27 @@ _RANGES: Final[dict[int, tuple[int, int, ErrorCode]]] = {
     Setting.INITIAL_WINDOW_SIZE: (0, LARGEST_WINDOW, ErrorCode.FLOW_CONTROL_ERROR),
     Setting.MAX_FRAME_SIZE: (FRAME_SIZE, frames.LARGEST_FRAME_SIZE, ErrorCode.PROTOCOL_ERROR),
 }
-"""What a client may set, and which mistake it is to set something else."""
+"""The range of each setting, and the error code of a value outside it."""
 
 
 class Http2Connection:
-    """One connection: what the client says is read here, and answered through `streams`."""
+    """One connection: `receive` reads what the client sends, and `streams` sends the responses."""
 
     def __init__(self, limits: WireLimits = DEFAULT) -> None:
         self._limits = limits
         self._heads, self._blocks = Http2Heads(limits), HeaderBlocks(limits)
         streams = self.streams = Streams(limits)
-        """All that is open, and what is to be written: responses are sent by its methods."""
+        """All open streams, and the bytes to be written."""
         self._abuse = streams.abuse
         self._room = limits.streams
         """How many streams may be open."""
         self._buffer = b""
         self._preface = PREFACE
         self._greeted = False
-        """The client's first SETTINGS have come."""
+        """Whether the client's first SETTINGS have arrived."""
         self._leaving = self._over = self._peer_leaves = False
         self.fault = ""
-        """What the client did wrong that ended the connection, for logs; empty if nothing."""
+        """The client's error that ended the connection, for logs; empty without one."""
         ours = {
             Setting.MAX_CONCURRENT_STREAMS: limits.streams,
             Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
@@ -96,7 +96,7 @@ class Http2Connection:
         streams.send_control(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
 
     def receive(self, data: bytes, now: float) -> list[Event]:  # noqa: C901, PLR0912, PLR0915  the hot path, in one piece
-        """Return what these bytes bring; `now` is in seconds of a monotonic clock."""
+        """Return the events in these bytes; `now` is in seconds of a monotonic clock."""
         events: list[Event] = []
         if self._over:
             return events
@@ -158,7 +158,7 @@ class Http2Connection:
                         stream is not None
                         and not stream.held
                         and not stream.ended
-                        and not stream.withholds  # so more than a frame is left of its window
+                        and not stream.withholds  # so its window has more than a frame left
                         and (stream.missing < 0 or stream.missing == size)
                         and not self._blocks.number
                     ):
@@ -176,33 +176,33 @@ class Http2Connection:
         return events
 
     def drain(self) -> None:
-        """Ask the client to open no more streams; those that are on their way are still served."""
+        """Ask the client to open no more streams; those in transit are still served."""
         if not self._leaving and not self._over:
             self.streams.send_control(frames.goaway(LARGEST_ID, ErrorCode.NO_ERROR))
 
     def finish_draining(self) -> None:
-        """Refuse all further streams; the connection is over with the last of those that are open."""
+        """Refuse further streams; the connection ends with the last open one."""
         if not self._leaving and not self._over:
             self._leaving, self._room = True, 0
             self.streams.send_control(frames.goaway(self.streams.last, ErrorCode.NO_ERROR))
 
     @property
     def held(self) -> int:
-        """How many bytes are kept: of requests that are incomplete, and of what waits for the client's windows."""
+        """Buffered bytes of incomplete requests, and of data that waits for the client's windows."""
         return len(self._buffer) + self.streams.held + self.streams.waiting
 
     @property
     def is_over(self) -> bool:
-        """Whether the connection is to be closed, after what is outgoing is written."""
+        """Whether the connection is to be closed once the outgoing bytes are written."""
         return self._over or ((self._leaving or self._peer_leaves) and not self.streams.open)
 
     @property
     def awaits_headers(self) -> bool:
-        """Whether the client has begun what it should complete soon: its preface, a frame, a header block."""
+        """Whether the client should soon complete a preface, a frame or a header block."""
         return not self._greeted or self._blocks.number != 0 or self._buffer != b""
 
     def _begin(self, data: bytes) -> int:
-        """Check what comes of the client's preface; return where it ends."""
+        """Check a part of the client's preface; return where it ends."""
         size = min(len(data), len(self._preface))
         if data[:size] != self._preface[:size]:
             raise protocol_error("this is not HTTP/2")
@@ -210,7 +210,7 @@ class Http2Connection:
         return size
 
     def _read(self, kind: int, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        """Read a frame that the loop did not; those of unknown types mean nothing."""
+        """Read a frame outside the fast path; unknown types are ignored."""
         if not self._greeted:
             if kind != SETTINGS or flags & ACK:
                 raise protocol_error("the first frame must be SETTINGS")
@@ -231,7 +231,7 @@ class Http2Connection:
             self.streams.close(number)
             events.append(Aborted(number))
 
-    # Frames that carry requests
+    # Frames of requests
 
     def _read_data(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         self.streams.receive(flags, number, payload, events)
@@ -240,10 +240,10 @@ class Http2Connection:
         self._read_block(number, self._blocks.begin(flags, number, payload), events)
 
     def _read_continuation(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        self._read_block(number, self._blocks.go_on(flags, number, payload), events)
+        self._read_block(number, self._blocks.resume(flags, number, payload), events)
 
     def _read_block(self, number: int, block: bytes | None, events: list[Event]) -> None:
-        """Read a header block if it is complete: it opens a stream, or ends it as trailers."""
+        """Read a complete header block: it opens a stream, or ends it as trailers."""
         if block is None:
             return
         streams, ended = self.streams, self._blocks.flags & END_STREAM == END_STREAM
@@ -257,7 +257,7 @@ class Http2Connection:
                 raise protocol_error("a stream with a lower number than the one before")
             elif not streams.was_dropped(number):
                 raise ConnectionFault(ErrorCode.STREAM_CLOSED, "HEADERS on a stream that is over")
-            else:  # of a stream that we reset; they may still change the table
+            else:  # of a stream that was reset here; the block may still change the table
                 self._heads.fields(block)
                 self._abuse.saw_control()
         except Undecodable as error:
@@ -284,13 +284,13 @@ class Http2Connection:
         streams.begin(number, missing, ended=ended)
         if head is None or refusal is not None:
             streams.respond(number, refusal or _TOO_LARGE, b"")
-            self._abuse.useful -= 1  # an answer, but not work that anybody wants
+            self._abuse.useful -= 1  # a response, but not useful work
             self._abuse.saw_reset()
         else:
             events.append(Opened(number, head, b"" if ended else None))
 
     def _refusal(self, head: Http2Head | None) -> bytes | None:
-        """Return the header block of the answer to a request that goes no further."""
+        """Return the header block of the response if the request is refused."""
         if head is None:
             return _TOO_LARGE
         if len(head.path) > self._limits.target_bytes:
@@ -312,10 +312,10 @@ class Http2Connection:
         self.streams.end(stream)
         events.append(Received(number, b"", True))
 
-    # Frames about the connection, its windows, or a stream as a whole
+    # Frames of the connection, its windows, or a whole stream
 
     def _read_priority(self, _flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-        """Check, and do nothing: priorities of this kind are deprecated (section 5.3.2)."""
+        """Only check it: such priorities are deprecated (section 5.3.2)."""
         self._abuse.saw_control()
         if number == 0:
             raise protocol_error("PRIORITY of the connection")

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 (RFC 9113 sections 4 and 6): their numbers, how they are written, and what is wrong with them."""
+"""HTTP/2 frames (RFC 9113 sections 4 and 6): their numbers, encoding and errors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from struct import Struct
 from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client says first."""
 HEADER_SIZE: Final = 9
 LARGEST_ID: Final = (1 << 31) - 1
 LARGEST_WINDOW: Final = (1 << 31) - 1
 DEFAULT_WINDOW: Final = 65_535
-"""Of a connection, and of every stream until SETTINGS say otherwise."""
+"""Of a connection, and of every stream until SETTINGS change it."""
 FRAME_SIZE: Final = 16_384
-"""The most a frame may hold until SETTINGS say otherwise, and the least that they can say."""
+"""The largest payload of a frame until SETTINGS raise it."""
 LARGEST_FRAME_SIZE: Final = (1 << 24) - 1
 
 DATA: Final = 0
@@ -37,8 +36,6 @@ WITH_PRIORITY: Final = 0x20
 
 
 class Setting(IntEnum):
-    """What SETTINGS can set."""
-
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
     MAX_CONCURRENT_STREAMS = 3
@@ -48,7 +45,7 @@ class Setting(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """Why a stream was reset, or a connection given up."""
+    """The reason of a stream's reset or a connection's end."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -67,7 +64,7 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """A client broke the protocol in a way that ends its connection."""
+    """An error of the client that ends its connection."""
 
     def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(text)
@@ -75,12 +72,12 @@ class ConnectionFault(Exception):
 
 
 def protocol_error(text: str) -> ConnectionFault:
-    """Return the fault of most mistakes."""
+    """Return the fault of most errors."""
     return ConnectionFault(ErrorCode.PROTOCOL_ERROR, text)
 
 
 def size_error(text: str) -> ConnectionFault:
-    """Return the fault of a frame that is larger or smaller than its type allows."""
+    """Return the fault of a frame whose size does not suit its type."""
     return ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, text)
 
 
@@ -90,23 +87,22 @@ _WORD = Struct(">I")
 _TWO_WORDS = Struct(">II")
 
 pack_header = _HEADER.pack
-"""Return the nine bytes that begin a frame, of (length << 8 | type, flags, stream)."""
+"""Return the nine bytes of a frame header, from (length << 8 | type, flags, stream)."""
 read_header = _HEADER.unpack_from
-"""Return (length << 8 | type, flags, stream with its reserved bit) of the frame at an offset of some bytes."""
+"""Return (length << 8 | type, flags, stream with its reserved bit) of the frame header at an offset."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """Return a whole frame."""
     return _HEADER.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
 def data(stream: int, payload: bytes, *, end: bool = False) -> bytes:
-    """Return a DATA frame; the payload fits into one."""
+    """Return one DATA frame, which the payload must fit into."""
     return frame(DATA, END_STREAM if end else 0, stream, payload)
 
 
 def headers(stream: int, block: bytes, *, end: bool = False, size: int = FRAME_SIZE) -> bytes:
-    """Return a HEADERS frame, and CONTINUATION frames for what is beyond the `size` that a frame may have."""
+    """Return a HEADERS frame, and CONTINUATION frames for what exceeds the `size` of a frame."""
     flags = END_STREAM if end else 0
     if len(block) <= size:
         return frame(HEADERS, flags | END_HEADERS, stream, block)
@@ -121,7 +117,7 @@ def headers(stream: int, block: bytes, *, end: bool = False, size: int = FRAME_S
 
 
 def settings(values: Iterable[tuple[int, int]]) -> bytes:
-    """Return a SETTINGS frame, of (what, value)."""
+    """Return a SETTINGS frame, from pairs of a setting and its value."""
     return frame(SETTINGS, 0, 0, b"".join([_SETTING.pack(what, value) for what, value in values]))
 
 
@@ -129,22 +125,21 @@ SETTINGS_ACK: Final = frame(SETTINGS, ACK, 0, b"")
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Return (what, value) of each, in order; the payload is whole sixes of bytes."""
+    """Return pairs of a setting and its value, in order; the payload's length is a multiple of six."""
     return list(_SETTING.iter_unpack(payload))
 
 
 def ping(payload: bytes, *, ack: bool = False) -> bytes:
-    """Return a PING frame, of eight bytes."""
+    """Return a PING frame, from eight bytes."""
     return frame(PING, ACK if ack else 0, 0, payload)
 
 
 def goaway(last: int, code: ErrorCode, text: bytes = b"") -> bytes:
-    """Return a GOAWAY frame: streams after the last one were not, and will not be, looked at."""
+    """Return a GOAWAY frame: streams after the last one are not processed."""
     return frame(GOAWAY, 0, 0, _TWO_WORDS.pack(last, code) + text)
 
 
 def reset(stream: int, code: ErrorCode) -> bytes:
-    """Return a RST_STREAM frame."""
     return frame(RST_STREAM, 0, stream, _WORD.pack(code))
 
 
@@ -154,13 +149,13 @@ def window_update(stream: int, more: int) -> bytes:
 
 
 def unpadded(payload: bytes) -> bytes:
-    """Return the content of a padded DATA or HEADERS frame; may raise ConnectionFault."""
+    """Return the content of a padded DATA or HEADERS frame. Raises ConnectionFault."""
     if not payload or payload[0] >= len(payload):
         raise protocol_error("the padding is longer than the frame")
     return payload[1 : len(payload) - payload[0]]
 
 
 def word(payload: bytes) -> int:
-    """Return the number that the first four bytes are."""
+    """Return the first four bytes as a number."""
     number: int = _WORD.unpack_from(payload)[0]
     return number

@@ -1,9 +1,8 @@
-"""The headers of a request: from frames to a block, from a block to fields, from fields to a checked `Http2Head`.
+"""The headers of a request: from frames to a block, from a block to fields, from fields to a validated `Http2Head`.
 
-Clients send the same block again and again: Envoy, grpcio and load generators put all fields of a call into the table
-at first, and then send indices. What such a block means changes only with the table, so it is looked up as a whole,
-with everything that was found out about it. The cache is emptied whenever the table changes; a block that changes the
-table itself is not cached.
+Clients repeat blocks: Envoy, grpcio and load generators first put all fields of a call into the table, and then send
+indices. The meaning of such a block changes only with the table, so it is cached by the whole block, with everything
+derived from it. The cache is cleared when the table changes; a block that changes the table is not cached.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.messages import Headers
 
 _CACHED: Final = 32
-"""Blocks at most, and of these bytes each, decoded: what a client can make us keep."""
+"""Blocks at most, and decoded bytes of each: this bounds what a client can make us keep."""
 _CACHED_BYTES: Final = 4096
 _BLOCK_FACTOR: Final = 4
-"""How many times larger than all headers a block may be and still be answered; a larger one ends the connection."""
+"""How many times larger than all headers a block may be to get a response; a larger one ends the connection."""
 _CONTINUATIONS: Final = 16
 _CONNECTION_FIELDS: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
-"""They are about a connection of HTTP/1, and forbidden."""
+"""Fields about an HTTP/1 connection, which are forbidden."""
 _SINGLE: Final = frozenset({b"host", b"content-length", b"content-type"})
 _SPECIAL: Final = _CONNECTION_FIELDS | PSEUDO | _SINGLE | {b"te", b"cookie"}
 _NOT_IN_TARGETS: Final = bytes(range(0x21)) + bytes(range(0x7F, 0x100))
@@ -47,32 +46,32 @@ _SCHEME: Final = b"+-.0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class Http2Head(msgspec.Struct, frozen=True, gc=False):
-    """The headers of a request, checked. All requests with the same header block share one: it must not be changed."""
+    """The validated headers of a request, shared by all requests with the same header block: never modified."""
 
     method: bytes
     path: bytes
-    """With the query, as it was sent: begins with a slash, or is ``*``."""
+    """With the query, as sent: it begins with a slash, or is ``*``."""
     scheme: bytes
     authority: bytes
-    """The value of ``:authority``, or else of ``host``; empty without either."""
+    """The value of ``:authority``, otherwise of ``host``; empty without either."""
     headers: Headers
-    """All of them, pseudo-headers first."""
+    """Including pseudo-headers, which come first."""
     fields: Headers
-    """All except pseudo-headers."""
+    """Without pseudo-headers."""
     content_length: int
     """Negative if it is not given."""
     is_cached: bool = False
-    """Whether requests that follow may share it: only then is it worthwhile to remember something about it."""
+    """Whether further requests may share it, so that caching anything about it is worthwhile."""
 
 
 class Malformed(Exception):
-    """Headers that no request may have: its stream is reset."""
+    """Invalid headers: the stream is reset."""
 
 
 class HeaderBlocks:
-    """Puts header blocks together from HEADERS and CONTINUATION frames (RFC 9113 sections 6.2 and 6.10).
+    """Assembles header blocks from HEADERS and CONTINUATION frames (RFC 9113 sections 6.2 and 6.10).
 
-    Each method returns the block when it is complete, and None until then; each may raise ConnectionFault.
+    Its methods return the block when it is complete, None until then, and may raise ConnectionFault.
     """
 
     __slots__ = ("_block", "_continuations", "_largest", "flags", "number")
@@ -82,12 +81,11 @@ class HeaderBlocks:
         self._block = bytearray()
         self._continuations = 0
         self.number = 0
-        """The stream whose block is incomplete: nothing but its continuation may follow. 0 if there is none."""
+        """The stream of an incomplete block, which only its continuation may follow; 0 without one."""
         self.flags = 0
-        """Of the HEADERS frame with which the block began."""
+        """Of the HEADERS frame that began the block."""
 
     def begin(self, flags: int, number: int, payload: bytes) -> bytes | None:
-        """Read a HEADERS frame."""
         if number & 1 == 0:
             raise protocol_error("HEADERS on a stream that a client cannot open")
         if flags & PADDED:
@@ -105,8 +103,7 @@ class HeaderBlocks:
         self._block += payload
         return None
 
-    def go_on(self, flags: int, number: int, payload: bytes) -> bytes | None:
-        """Read a CONTINUATION frame."""
+    def resume(self, flags: int, number: int, payload: bytes) -> bytes | None:
         if number != self.number or number == 0:
             raise protocol_error("CONTINUATION without HEADERS before it")
         self._block += payload
@@ -122,7 +119,7 @@ class HeaderBlocks:
 
 
 class Http2Heads:
-    """Reads the header blocks of one client, and remembers those that it repeats."""
+    """Reads the header blocks of one client, and caches those that it repeats."""
 
     __slots__ = ("_decoder", "_is_cacheable", "known")
 
@@ -130,13 +127,12 @@ class Http2Heads:
         self._decoder = Decoder(limits.header_bytes, limits.headers)
         self._is_cacheable = False
         self.known: dict[bytes, Http2Head] = {}
-        """Heads by their blocks, to be looked up before `read`."""
+        """Heads by their blocks; look here before calling `read`."""
 
     def fields(self, block: bytes) -> Headers | None:
         """Return the fields of a block, or None if they are too large. Every block must be read, except known ones.
 
-        Raises:
-            Undecodable: the connection cannot go on.
+        Raises Undecodable: the connection must end.
         """
         before = self._decoder.changes
         fields = self._decoder.decode(block)
@@ -146,11 +142,11 @@ class Http2Heads:
         return fields
 
     def read(self, block: bytes) -> Http2Head | None:
-        """Return the head that a block stands for, or None if it is too large.
+        """Return the head of a block, or None if it is too large.
 
         Raises:
-            Undecodable: the connection cannot go on.
-            Malformed: the request cannot be served.
+            Undecodable: the connection must end.
+            Malformed: the request is invalid.
         """
         fields = self.fields(block)
         if fields is None:
@@ -158,7 +154,7 @@ class Http2Heads:
         return read_head(fields, is_cached=self._is_cacheable and size_of(fields) <= _CACHED_BYTES)
 
     def remember(self, block: bytes, head: Http2Head) -> None:
-        """Make a head known that was just read, if it can be."""
+        """Cache a head that was just read, if possible."""
         if head.is_cached:
             if len(self.known) >= _CACHED:
                 self.known.clear()
@@ -166,12 +162,9 @@ class Http2Heads:
 
 
 def read_head(headers: Headers, *, is_cached: bool = False) -> Http2Head:
-    """Return what the headers of a request say (RFC 9113 section 8).
+    """Validate the headers of a request (RFC 9113 section 8). Raises Malformed.
 
-    Their characters were checked when they were decoded: see `hpack.ImproperField`.
-
-    Raises:
-        Malformed: they break a rule of section 8.
+    Decoding has checked their characters: see `hpack.ImproperField`.
     """
     special, pseudo = _special(headers)
     method, path, scheme = special.get(b":method", b""), special.get(b":path", b""), special.get(b":scheme", b"")
@@ -189,13 +182,13 @@ def read_head(headers: Headers, *, is_cached: bool = False) -> Http2Head:
 
 
 def check_trailers(fields: Headers) -> None:
-    """Raise Malformed unless these may follow a body."""
+    """Raise Malformed unless these are valid trailers."""
     if _special(fields)[1]:
         raise Malformed("pseudo-headers after a body")
 
 
 def _special(headers: Headers) -> tuple[dict[bytes, bytes], int]:
-    """Return the headers that mean something to the protocol, and how many of all are pseudo-headers."""
+    """Return the headers with a meaning in the protocol, and the number of pseudo-headers."""
     special: dict[bytes, bytes] = {}
     pseudo, pseudo_end = 0, False
     for field in headers:
@@ -252,11 +245,11 @@ def _content_length(special: dict[bytes, bytes]) -> int:
 
 
 def _with_one_cookie(fields: Headers) -> Headers:
-    """Join the crumbs into which a client may split a cookie (section 8.2.3)."""
-    crumbs = [value for name, value in fields if name == b"cookie"]
-    return [*(field for field in fields if field[0] != b"cookie"), (b"cookie", b"; ".join(crumbs))]
+    """Join the parts of a cookie that the client may have split (section 8.2.3)."""
+    parts = [value for name, value in fields if name == b"cookie"]
+    return [*(field for field in fields if field[0] != b"cookie"), (b"cookie", b"; ".join(parts))]
 
 
 def _has(text: bytes, some: bytes) -> bool:
-    """Whether a text has any of these bytes."""
+    """Whether a text contains any of these bytes."""
     return len(text.translate(None, some)) != len(text)

@@ -1,14 +1,13 @@
-"""Header blocks (RFC 7541), written and read. The static table and Huffman's code are those of the `hpack` package.
+"""Header blocks (RFC 7541). The static table and the Huffman code are those of the `hpack` package.
 
-Writing has no state: nothing enters the peer's table, nothing is compressed. So a block can be made once and be sent on
-any connection, any number of times. Names and whole fields of the static table take one byte; all else is a literal.
-The price is a few bytes more than a table would take.
+Encoding has no state: it adds nothing to the peer's table and compresses nothing. So a block can be encoded once, and
+sent on any connection, any number of times. Names and whole fields of the static table take one byte; all else is a
+literal, a few bytes longer than with a table.
 
-Reading keeps the table that the client fills. The decoder of the `hpack` package is not used: it takes 19 us for a
-block with one new field, where this one takes 6, and it loses its place in a list that is too large. Here, reading goes
-on to the end of such a list, so that the table is right and the client can be told. A field is checked once, when it
-comes as a literal, and not each time it is referred to. One that no request may have is kept as an `ImproperField`,
-because the table holds it like any other.
+Decoding maintains the table that the client fills. The decoder of the `hpack` package takes 19 us for a block with one
+new field, this one 6, and that one stops in the middle of a list that is too large. This one reads such a list to its
+end, so that the table stays correct and the client gets a response. A field is checked once, as a literal, and not each
+time an index refers to it. An invalid field is kept as an `ImproperField`, since the table has it like any other.
 """
 
 from __future__ import annotations
@@ -28,32 +27,27 @@ from headgate.server.wire.messages import Headers
 TABLE_SIZE: Final = 4096
 """Bytes of the table that a client may fill: the default of SETTINGS_HEADER_TABLE_SIZE."""
 FIELD_OVERHEAD: Final = 32
-"""What a field counts besides its name and value."""
+"""Bytes that a field counts in addition to its name and value."""
 PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path"})
-"""The pseudo-headers of a request."""
 TOKEN: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
-"""The characters of a field's name, in HTTP/2."""
+"""The characters of a field name in HTTP/2."""
 _CONTROLS: Final = bytes(byte for byte in range(32) if byte != 9) + b"\x7f"
-"""Bytes that the value of a field may not contain."""
+"""Bytes that a field value may not contain."""
 _SECRET: Final = frozenset({b"authorization", b"cookie", b"set-cookie", b"proxy-authorization"})
 _WITHOUT_INDEXING: Final = 0x00
 _NEVER_INDEXED: Final = 0x10
 _SIZES: Final = 200
-"""Bytes at the beginning of a block that may change the size of the table: a client has reason to do so twice."""
+"""Bytes at the beginning of a block that may change the size of the table; two changes are legitimate."""
 _LARGEST_INTEGER_SHIFT: Final = 28
 
 
 def encode(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the header block of these fields, pseudo-headers first.
-
-    Raises:
-        ValueError: a name is malformed or not in lower case, or a value has a byte that no value may have.
-    """
+    """Encode fields, pseudo-headers first. Raises ValueError for an invalid name or value."""
     return b"".join(starmap(_encoded, fields))
 
 
 _VALUES: Final[dict[bytes, dict[bytes, int]]] = {}
-"""Names of the static table, with the index of each of their values; the first is good for the name alone."""
+"""Names of the static table, with the index of each of their values; the first is also that of the name alone."""
 for _index, (_name, _value) in enumerate(HeaderTable.STATIC_TABLE, 1):
     _VALUES.setdefault(_name, {})[_value] = _index
 
@@ -71,10 +65,10 @@ def _encoded(name: bytes, value: bytes) -> bytes:
 
 @lru_cache(maxsize=256)
 def _name_encoded(name: bytes) -> tuple[bytes, dict[bytes, bytes]]:
-    """Return how a field of this name begins, and the fields of this name that are only an index, by their values."""
+    """Return how a field of this name begins, and the values of this name that have an index, with their encoding."""
     bare = name[1:] if name[:1] == b":" else name
     if not bare or bare.translate(None, TOKEN):
-        raise ValueError(f"the name of a header is lower-case letters, digits and some signs, not {name!r}")
+        raise ValueError(f"a header's name must be lower-case letters, digits and some signs, not {name!r}")
     kind = _NEVER_INDEXED if name in _SECRET else _WITHOUT_INDEXING
     values = _VALUES.get(name)
     if values is None:
@@ -84,7 +78,7 @@ def _name_encoded(name: bytes) -> tuple[bytes, dict[bytes, bytes]]:
 
 
 def integer(number: int, bits: int, first: int) -> bytes:
-    """Return a number as RFC 7541 section 5.1 writes it: in the low bits of the first byte, and what follows it."""
+    """Encode a number (RFC 7541 section 5.1): in the low bits of the first byte, and further bytes."""
     most = (1 << bits) - 1
     if number < most:
         return bytes((first | number,))
@@ -98,25 +92,25 @@ def integer(number: int, bits: int, first: int) -> bytes:
 
 
 def string(text: bytes) -> bytes:
-    """Return a string as RFC 7541 section 5.2 writes it, not compressed."""
+    """Encode a string (RFC 7541 section 5.2), not compressed."""
     return integer(len(text), 7, 0) + text
 
 
 class ImproperField(tuple[bytes, bytes]):
-    """A field that no request may have: its name or its value has a character that is forbidden."""
+    """An invalid field: its name or value has a forbidden character."""
 
     __slots__ = ()
 
 
 def is_proper(name: bytes, value: bytes) -> bool:
-    """Whether a field has only characters that it may have (RFC 9113 section 8.2.1)."""
+    """Whether a field has only valid characters (RFC 9113 section 8.2.1)."""
     if value and (value[0] in b" \t" or value[-1] in b" \t" or len(value.translate(None, _CONTROLS)) != len(value)):
         return False
     return name in PSEUDO or (name != b"" and not name.translate(None, TOKEN))
 
 
 def size_of(fields: Headers) -> int:
-    """Return what a list of fields counts, by SETTINGS_MAX_HEADER_LIST_SIZE."""
+    """Return the size of a list of fields in terms of SETTINGS_MAX_HEADER_LIST_SIZE."""
     return sum(len(name) + len(value) + FIELD_OVERHEAD for name, value in fields)
 
 
@@ -124,16 +118,16 @@ _STATIC: Final[tuple[tuple[bytes, bytes], ...]] = (
     ImproperField((b"", b"")),
     *(field if is_proper(*field) else ImproperField(field) for field in HeaderTable.STATIC_TABLE),
 )
-"""The fields that all tables begin with, from 1; ``:status`` is not for requests."""
+"""The first fields of all tables, from 1; ``:status`` is not for requests."""
 _DYNAMIC: Final = len(_STATIC)
 
 
 class Undecodable(Exception):
-    """A block that breaks RFC 7541: the table no longer is what the client believes it to be."""
+    """A block that violates RFC 7541: the table may differ from the client's."""
 
 
 class Decoder:
-    """What one client's blocks mean.
+    """Decodes the blocks of one client.
 
     Args:
         size: the most bytes of a list of fields, each counting 32 more than its name and value.
@@ -148,14 +142,10 @@ class Decoder:
         self._table_size = 0
         self._table_limit = TABLE_SIZE
         self.changes = 0
-        """How often the table was changed: what an index means is certain only until then."""
+        """The number of changes of the table; each may change the meaning of indices."""
 
     def decode(self, block: bytes) -> Headers | None:
-        """Return the fields of a block, or None if they are too many or too large; the table is right either way.
-
-        Raises:
-            Undecodable: the block is broken.
-        """
+        """Return the fields of a block, or None if there are too many or too large ones. Raises Undecodable."""
         fields: Headers = []
         room = self._size
         position, end = 0, len(block)
@@ -229,7 +219,7 @@ class Decoder:
 
 
 def _read_integer(block: bytes, position: int, number: int) -> tuple[int, int]:
-    """Read the rest of a number that did not fit into its first byte; return it, and where it ended."""
+    """Read the rest of a number that exceeds its first byte; return it, and where it ends."""
     shift = 0
     while True:
         byte = block[position]

@@ -1,4 +1,4 @@
-"""HTTP/2 connections on the loop's transports: a service sees to their streams."""
+"""HTTP/2 connections on asyncio transports; a service handles their streams."""
 
 from __future__ import annotations
 
@@ -18,44 +18,42 @@ from headgate.server.wire.socket_end import SocketEnd
 _log = logging.getLogger(__name__)
 
 _TURN = 16_384
-"""Bytes that are looked at before other connections get their turn: some hundred requests, or a few milliseconds."""
+"""Bytes processed before other connections get their turn: some hundred requests, or a few milliseconds."""
 
 
 class Http2Service(Protocol):
-    """What is served on a connection: HTTP requests, or gRPC calls. What it sends goes to `streams`."""
+    """The service on a connection, HTTP requests or gRPC calls. It sends through `streams`."""
 
     @property
     def in_flight(self) -> int:
-        """How many requests are in the hands of handlers."""
+        """The number of requests that handlers are processing."""
         ...
 
-    def handle(self, events: list[Event]) -> None:
-        """Do what events ask for."""
-        ...
+    def handle(self, events: list[Event]) -> None: ...
 
     def look(self, now: float) -> None:
         """End requests that take too long to arrive."""
         ...
 
     def resume(self) -> None:
-        """Note that the client takes what is written again."""
+        """Continue to send: the client reads again."""
         ...
 
     def leave(self) -> None:
-        """End what has no end of its own, if all else is answered."""
+        """End what has no end of its own, once all else is answered."""
         ...
 
     def lose(self) -> None:
-        """Give everything up: the connection is gone."""
+        """Abandon everything: the connection is lost."""
         ...
 
 
 class Http2Protocol(asyncio.Protocol):
-    """A connection. All that comes of some bytes is written at once; what is answered late, in batches.
+    """A connection. Responses to the bytes of one read are written at once, late ones in batches.
 
-    A client that sends faster than we answer would have the loop for itself: its transport reads, without a pause,
-    whatever has arrived. So of many bytes a part is looked at, reading pauses, and the rest waits for its turn.
-    Its limits are those of the registry, unless others are given.
+    A client that sends faster than we answer would monopolize the loop, since its transport reads all that has arrived
+    without a pause. So a part of many bytes is processed, reading pauses, and the rest waits for its turn. Its limits
+    are the registry's, unless others are given.
     """
 
     def __init__(self, registry: ConnectionRegistry, serve: Serve, limits: WireLimits | None = None) -> None:
@@ -63,11 +61,11 @@ class Http2Protocol(asyncio.Protocol):
         self._service: Http2Service
         self._end = SocketEnd()
         self._has_ended = False
-        """The client sends no more, and may still read."""
+        """Whether the client sends no more; it may still read."""
         self._unread = b""
-        """What has arrived, and waits for its turn."""
+        """Bytes that have arrived and wait for their turn."""
         self._is_due = False
-        """It is served and flushed in this turn of the loop, or the next."""
+        """Whether it is served and flushed in this turn of the loop, or the next."""
         self._events = 0
         self._headers = Stopwatch()
         self.limits = limits or registry.limits
@@ -76,7 +74,7 @@ class Http2Protocol(asyncio.Protocol):
         self.peer: Peer = NOBODY
         self.admission: Admission | None = None
         self.is_blocked = False
-        """The client does not take what was written."""
+        """Whether the client does not read what was written."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         registry = self._registry
@@ -90,7 +88,7 @@ class Http2Protocol(asyncio.Protocol):
         self.flush_soon()
 
     def data_received(self, data: bytes) -> None:
-        if self._unread:  # it was on its way when reading paused
+        if self._unread:  # it arrived before reading paused
             self._unread += data
             return
         self._unread = data
@@ -100,13 +98,13 @@ class Http2Protocol(asyncio.Protocol):
         self.flush()
 
     def flush_soon(self) -> None:
-        """Write what there is to send, with whatever else comes up in this turn of the loop."""
+        """Flush together with other connections in this turn of the loop."""
         if not self._is_due:
             self._is_due = True
             self._registry.serve_soon(self)
 
     def serve(self) -> None:
-        """Look at what has arrived, unless the client does not take what was written."""
+        """Process what has arrived, unless the client does not read."""
         self._is_due = False
         if not self._unread or self.is_blocked:
             return
@@ -117,7 +115,7 @@ class Http2Protocol(asyncio.Protocol):
             self._service.handle(events)
 
     def flush(self) -> None:
-        """Send what is to be sent, and see what is next: more of what has arrived, or the end."""
+        """Send, and then process more input, or close."""
         end, machine = self._end, self._machine
         transport = end.transport
         if transport is None:
@@ -139,9 +137,9 @@ class Http2Protocol(asyncio.Protocol):
                 end.resume()
 
     def eof_received(self) -> bool:
-        """Answer what was asked, for the client may still read; over TLS it cannot.
+        """Finish the requests in progress, since the client may still read; over TLS it cannot.
 
-        Streams end: a client that is gone looks the same, and as long as they are silent nothing else would tell.
+        Streams end: a client that has left looks the same, and nothing else would show it while they are silent.
         """
         self._has_ended = True
         self.serve()
@@ -152,7 +150,7 @@ class Http2Protocol(asyncio.Protocol):
         self._end.transport, self._unread = None, b""
         self._registry.remove(self)
         self._service.lose()
-        del self._service  # it knows us as well: without this, both would wait for the garbage collector
+        del self._service  # breaks a reference cycle, which would wait for the garbage collector
         if self._machine.fault:
             _log.debug("An HTTP/2 connection ended: %s", self._machine.fault)
 
@@ -170,7 +168,6 @@ class Http2Protocol(asyncio.Protocol):
         return len(self._unread) + self._machine.held + self._end.unsent
 
     def look(self, now: float) -> None:
-        """End what takes too long."""
         limits, end = self._registry.limits, self._end
         machine, streams = self._machine, self.streams
         if end.look(now, limits, is_blocked=self.is_blocked) or self._unread:
@@ -203,7 +200,7 @@ class Http2Protocol(asyncio.Protocol):
         self._end.abort()
 
     def _give_up(self) -> None:
-        """Send GOAWAY, and close."""
+        """Send GOAWAY and close."""
         self._machine.finish_draining()
         self.flush()
         if not self._end.is_closing:
@@ -215,4 +212,4 @@ class Http2Protocol(asyncio.Protocol):
 
 
 Serve: TypeAlias = Callable[[Http2Protocol], Http2Service]
-"""Makes the service of a connection."""
+"""Returns the service of a connection."""

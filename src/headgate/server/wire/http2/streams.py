@@ -1,12 +1,11 @@
-"""The streams of a connection: everything that changes the state of a stream is in this file.
+"""The streams of a connection. Everything that changes the state of a stream is in this file.
 
-Both halves of a stream are here: what the client may send before it has to wait, and what waits to be sent because the
-client's windows are full (RFC 9113 sections 5 and 6.9). What is sent on a stream that is gone is dropped.
+Both directions are here: what the client may send before it must wait, and what waits to be sent because the client's
+windows are full (RFC 9113 sections 5 and 6.9). Sending on a closed stream does nothing.
 
-The connection's receive window is given back as soon as half of it is used, so one stream cannot stop another. A
-stream's window is given back likewise, except where the layer above withholds it until it has dealt with what came.
-What all streams together hold, received and not dealt with, is bounded apart from the windows: the stream that goes
-beyond is reset.
+The connection's receive window is replenished when half of it is used, so one stream cannot block another. So is a
+stream's window, unless the layer above withholds it until it has processed the data. Received data that is not
+processed has its own bound over all streams: the stream that exceeds it is reset.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from headgate.server.wire.limits import WireLimits
 STREAM_WINDOW: Final = 262_144
 CONNECTION_WINDOW: Final = 1_048_576
 HELD: Final = 8 * CONNECTION_WINDOW
-"""Bytes of unfinished bodies, and of data that is not acknowledged, on one connection."""
+"""Bytes of incomplete bodies, and of data that is not acknowledged, on one connection."""
 LOW: Final = CONNECTION_WINDOW // 2
 _STREAM_LOW: Final = STREAM_WINDOW // 2
 _USEFUL_BYTES: Final = 1024
@@ -46,16 +45,16 @@ _pack = frames.pack_header
 
 
 class Opened(msgspec.Struct, frozen=True, gc=False):
-    """A request began. One that arrives at once is one event: `Opened` with its body, and no `Received`."""
+    """A request began. A request in one piece is one event: `Opened` with its body, and no `Received`."""
 
     stream: int
     head: Http2Head
     body: bytes | None
-    """The whole body, or None if it is still to come."""
+    """The whole body, or None if it has not arrived."""
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """A part of the body; trailers are checked, and left out."""
+    """A part of the body; trailers are checked and discarded."""
 
     stream: int
     data: bytes
@@ -63,13 +62,13 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 class Aborted(msgspec.Struct, frozen=True, gc=False):
-    """A stream is over before its time: the client reset it, or broke the protocol. Nothing more can be sent on it."""
+    """A stream ended early: the client reset it, or violated the protocol. Nothing more can be sent on it."""
 
     stream: int
 
 
 class Writable(msgspec.Struct, frozen=True, gc=False):
-    """All data that waited for the client's window is on its way, and the stream has not ended."""
+    """All data that waited for the client's window was sent, and the stream has not ended."""
 
     stream: int
 
@@ -78,18 +77,18 @@ Event: TypeAlias = Opened | Received | Aborted | Writable
 
 
 class Http2Stream(msgspec.Struct, gc=False):
-    """A request and its response. A stream that is over is forgotten, so there is no closed one.
+    """A request and its response. Closed streams are forgotten.
 
     Attributes:
-        window: bytes of DATA that the client lets us send; negative after it shrank what all streams may take.
-        credit: bytes of DATA that we let the client send.
-        missing: bytes of the body yet to come by its content-length; negative if that is not given.
-        ended: the client has sent all of its request.
-        held: bytes that the client sent and nobody has dealt with yet.
-        withholds: credit comes from `acknowledge` only.
-        finished: the end of our response is sent, or waits in `queue` and `trailers`.
-        queue: DATA that waits for the client's windows; None if there is none.
-        trailers: the header block that follows the queue, if any.
+        window: bytes of DATA that we may send; negative after the client shrank the windows of all streams.
+        credit: bytes of DATA that the client may send.
+        missing: missing bytes of the body by its content-length; negative if that is not given.
+        ended: whether the request is complete.
+        held: received bytes that are not processed.
+        withholds: whether only `acknowledge` replenishes the credit.
+        finished: whether the end of the response is sent, or waits in `queue` and `trailers`.
+        queue: DATA that waits for the client's windows; None without any.
+        trailers: the header block after the queue, if any.
     """
 
     window: int
@@ -104,31 +103,31 @@ class Http2Stream(msgspec.Struct, gc=False):
 
 
 class Streams:
-    """All streams of a connection, and what they have in common: windows, and the bytes to be written.
+    """All streams of a connection, and their shared state: windows, and the bytes to be written.
 
-    Streams that we drop are remembered for a while, up to as many as may be open, to overlook frames that were on their
-    way. Methods that take `events` may raise ConnectionFault.
+    Streams that were reset here are remembered for a while, as many as may be open, to ignore frames in transit.
+    Methods with `events` may raise ConnectionFault.
     """
 
     def __init__(self, limits: WireLimits) -> None:
         self.abuse = AbuseGuard(limits)
         self.open: dict[int, Http2Stream] = {}
         self.last = 0
-        """The newest that the client opened."""
+        """The newest stream of the client."""
         self.held = 0
-        """Bytes received that nobody has dealt with yet, of all streams."""
+        """Received bytes of all streams that are not processed."""
         self.waiting = 0
-        """Bytes to be sent that wait for the client's windows, of all streams."""
+        """Bytes of all streams that wait for the client's windows."""
         self.blocked: OrderedDict[int, Http2Stream] = OrderedDict()
-        """Those that wait for the connection's window alone, in the order in which they will get their turn."""
+        """Streams that wait only for the connection's window, in the order of their turns."""
         self.resumed = 0
-        """How often data that waited could go on: that much the client has done to take it."""
+        """How often waiting data was resumed, which shows that the client reads."""
         self.window = frames.DEFAULT_WINDOW
-        """Bytes of DATA that the client takes on the connection."""
+        """Bytes of DATA that we may send on the connection."""
         self.initial_window = frames.DEFAULT_WINDOW
-        """Bytes of DATA that the client takes on a new stream."""
+        """Bytes of DATA that we may send on a new stream."""
         self.frame_size = FRAME_SIZE
-        """The largest frame that the client takes, in bytes."""
+        """The largest frame that the client accepts, in bytes."""
         self.credit = CONNECTION_WINDOW
         """Bytes of DATA that the client may send on the connection."""
         self._out: list[bytes | memoryview] = []
@@ -138,7 +137,7 @@ class Streams:
         self._skipped: deque[tuple[int, int]] = deque(maxlen=_SKIPS)
 
     def outgoing(self) -> bytes:
-        """Take what is to be written now."""
+        """Return the bytes to be written, once."""
         out = self._out
         if not out:
             return b""
@@ -147,39 +146,39 @@ class Streams:
         return taken
 
     def send_control(self, frame: bytes) -> None:
-        """Send a frame that no window holds back."""
+        """Send a frame without flow control."""
         self._out.append(frame)
 
     def send_empty_table(self) -> None:
-        """Tell the client, with the next block, that its table stays empty: it wants a smaller one (RFC 7541, 4.2)."""
+        """Declare an empty table with the next block, since the client wants a smaller one (RFC 7541, 4.2)."""
         self._before_block = _EMPTY_TABLE
 
     # Opening and closing
 
     def saw(self, number: int) -> None:
-        """Note that a client has used a number, so that it cannot use a lower one."""
+        """Record a stream number, after which lower ones are invalid."""
         if number != self.last + 2 and number > 1:
             self._skipped.append((self.last, number))
         self.last = number
 
     def begin(self, number: int, missing: int, *, ended: bool) -> None:
-        """Open a stream whose body has so many bytes to come, or a negative number if nobody knows."""
+        """Open a stream with `missing` bytes of body to come; negative if that is unknown."""
         self.open[number] = Http2Stream(self.initial_window, STREAM_WINDOW, missing, ended)
 
     def is_idle(self, number: int) -> bool:
-        """Whether a stream is yet to be opened; those of even numbers would be ours, and we open none."""
+        """Whether a stream has never been opened; even numbers would be the server's, which opens none."""
         return number > self.last or number & 1 == 0
 
     def was_dropped(self, number: int) -> bool:
-        """Whether late frames of a stream that is not open are to be overlooked."""
+        """Whether late frames of a closed stream are to be ignored."""
         return number in self._dropped
 
     def was_skipped(self, number: int) -> bool:
-        """Whether a stream that is not open never was, because the client used a higher number before."""
+        """Whether a closed stream was never opened, because the client used a higher number before."""
         return any(low < number < high for low, high in self._skipped)
 
     def close(self, number: int) -> bool:
-        """Forget a stream; return whether it was open."""
+        """Forget a stream; returns whether it was open."""
         stream = self.open.pop(number, None)
         if stream is None:
             return False
@@ -190,23 +189,23 @@ class Streams:
         return True
 
     def abort(self, number: int, code: ErrorCode) -> None:
-        """Give a stream up, if it is open."""
+        """Reset a stream, if it is open."""
         if number in self.open:
             self.reset(number, code)
 
     def reset(self, number: int, code: ErrorCode) -> bool:
-        """Reset a stream; return whether it was open."""
+        """Reset a stream; returns whether it was open."""
         self._out.append(frames.reset(number, code))
         return self._drop(number)
 
     def fail(self, number: int, code: ErrorCode, events: list[Event]) -> None:
-        """Reset a stream for a mistake of the client's, unless it makes too many."""
+        """Reset a stream for a client's error; raises ConnectionFault if there are too many."""
         if self.reset(number, code):
             events.append(Aborted(number))
         self.abuse.saw_reset()
 
     def _drop(self, number: int) -> bool:
-        """Forget a stream that the client believes open: it may go on sending for a while, rightly."""
+        """Forget a stream that is open for the client, which may continue to send for a while."""
         self._dropped[number] = None
         if len(self._dropped) > self._remembered:
             del self._dropped[next(iter(self._dropped))]
@@ -215,14 +214,14 @@ class Streams:
     # Receiving
 
     def replenish(self) -> None:
-        """Give back the connection's window."""
+        """Replenish the connection's window."""
         if self.credit < 0:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
         self._out.append(frames.window_update(0, CONNECTION_WINDOW - self.credit))
         self.credit = CONNECTION_WINDOW
 
     def receive(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:  # noqa: C901, PLR0912  one rule after the other
-        """Take a DATA frame."""
+        """Process a DATA frame."""
         ended = flags & END_STREAM == END_STREAM
         self.credit -= len(payload)
         if self.credit < LOW:
@@ -265,20 +264,20 @@ class Streams:
             events.append(Received(number, data, ended))
 
     def end(self, stream: Http2Stream) -> None:
-        """Note that a request is complete: it is dealt with at once, unless it is acknowledged bit by bit."""
+        """Mark a request as complete, and its data as processed unless that is acknowledged explicitly."""
         stream.ended = True
         if stream.held and not stream.withholds:
             self.held -= stream.held
             stream.held = 0
 
     def withhold(self, number: int) -> None:
-        """Let a client send only as much on a stream as was `acknowledge`d; for bodies without a foreseeable end."""
+        """Let a client send only as much on a stream as is `acknowledge`d, for bodies without a foreseeable end."""
         stream = self.open.get(number)
         if stream is not None:
             stream.withholds = True
 
     def acknowledge(self, number: int, size: int) -> None:
-        """Note that so many bytes of a stream that is withheld are dealt with."""
+        """Mark bytes of a withheld stream as processed."""
         stream = self.open.get(number)
         if stream is not None:
             size = min(size, stream.held)
@@ -287,7 +286,7 @@ class Streams:
             self._grant(number, stream)
 
     def _grant(self, number: int, stream: Http2Stream) -> None:
-        """Give back a stream's window, when half of it can be."""
+        """Replenish a stream's window by at least half of it."""
         more = STREAM_WINDOW - stream.credit - (stream.held if stream.withholds else 0)
         if more >= _STREAM_LOW and not stream.ended:
             stream.credit += more
@@ -296,7 +295,7 @@ class Streams:
     # Sending
 
     def respond(self, number: int, head: bytes, body: bytes, trailers: bytes = b"") -> None:
-        """Send a whole response: a header block, a body, a block of trailers."""
+        """Send a complete response: a header block, a body, a block of trailers."""
         stream = self.open.get(number)
         if stream is None or stream.finished:
             return
@@ -339,7 +338,7 @@ class Streams:
         self._finish(number, stream)
 
     def send_headers(self, number: int, block: bytes, *, end: bool) -> None:
-        """Send headers, or trailers: what comes when data waits can only be trailers, and ends the stream."""
+        """Send headers or trailers; while data waits, only trailers are possible, which end the stream."""
         stream = self.open.get(number)
         if stream is None or stream.finished:
             return
@@ -352,7 +351,7 @@ class Streams:
             self._finish(number, stream)
 
     def send_data(self, number: int, data: bytes, *, end: bool) -> None:
-        """Send data as soon as the client's windows let it through."""
+        """Send data as soon as the client's windows permit."""
         stream = self.open.get(number)
         if stream is None or stream.finished:
             return
@@ -372,7 +371,7 @@ class Streams:
             self._finish(number, stream)
 
     def widen(self, number: int, more: int, events: list[Event]) -> None:
-        """Let so many bytes more through to the client, on a stream or, if its number is 0, on the connection."""
+        """Widen the send window of a stream, or of the connection if the number is 0."""
         if number == 0:
             if more == 0:
                 raise protocol_error("WINDOW_UPDATE by nothing")
@@ -395,7 +394,7 @@ class Streams:
             self._widened(number, stream, events)
 
     def widen_all(self, initial_window: int, events: list[Event]) -> None:
-        """Change the windows of all open streams, some of which may become negative (section 6.9.2)."""
+        """Change the windows of all open streams; some may become negative (section 6.9.2)."""
         more, self.initial_window = initial_window - self.initial_window, initial_window
         if not more:
             return
@@ -404,17 +403,17 @@ class Streams:
             if stream.window > LARGEST_WINDOW:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS widen a stream beyond 2^31-1 bytes")
         for number, stream in list(self.open.items()):
-            if number in self.open:  # widening another may have ended it
+            if number in self.open:  # widening another one may have ended it
                 self._widened(number, stream, events)
 
     def _widened(self, number: int, stream: Http2Stream, events: list[Event]) -> None:
-        """Send what a stream's window lets through, which has changed."""
+        """Send what a stream's changed window permits."""
         if stream.queue is not None and stream.window > 0:
             self.blocked.setdefault(number, stream)
             self._flush(events)
 
     def _flush(self, events: list[Event]) -> None:
-        """Send what the connection's window lets through by now."""
+        """Send what the connection's window permits."""
         blocked = self.blocked
         while blocked and self.window > 0:
             number, stream = blocked.popitem(last=False)
@@ -423,9 +422,9 @@ class Streams:
                 events.append(Writable(number))
 
     def _pump(self, number: int, stream: Http2Stream) -> bool:
-        """Send what the windows let through of a stream's queue; return whether it is empty.
+        """Send what the windows permit of a stream's queue; returns whether the queue is empty.
 
-        If not, the stream is blocked, or waits for its own window: then nobody looks at it until that is wider.
+        Otherwise, the stream is blocked, or waits for its own window, which must widen first.
         """
         queue = stream.queue
         assert queue is not None  # noqa: S101  for the type checker
@@ -458,7 +457,7 @@ class Streams:
         return frames.headers(number, block, end=end, size=self.frame_size)
 
     def _finish(self, number: int, stream: Http2Stream) -> None:
-        """Close a stream whose response is sent; ask the client not to send the rest of its request, if any."""
+        """Close a stream after its response; tell the client not to send the rest of an incomplete request."""
         self.abuse.useful += 1
         if stream.ended and not stream.held:
             del self.open[number]
