@@ -72,11 +72,9 @@ class Configuration:
         """All that can change, by its name in metrics."""
 
     def identifier(self) -> Identifier:
-        """Return the present identifier of proxies' clients."""
         return self._usual if self._identity is None else self._identity.value
 
     def start(self) -> None:
-        """Follow all files."""
         for live in self.lives.values():
             live.start()
 

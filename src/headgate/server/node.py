@@ -146,11 +146,9 @@ class Node:
 
     @property
     def rules(self) -> int:
-        """The number of rules in force."""
         return len(self._files.rules.value.rules)
 
     def hot_keys(self) -> bytes:
-        """Return the keys with the most requests and refusals, as JSON."""
         return self._recorder.hot_keys()
 
     def counted(self) -> list[Slice]:
@@ -297,5 +295,4 @@ class Node:
 
 
 def _share(total: int, workers: int) -> int:
-    """Return the part of one worker, rounded up."""
     return -(-total // workers)

@@ -50,7 +50,6 @@ class Port:
 
     @property
     def number(self) -> int:
-        """The port, also if any free one was requested."""
         return int(self.sockets[0].getsockname()[1])
 
     def close(self) -> None:

@@ -237,7 +237,6 @@ class Settings:
 
     @property
     def is_shared(self) -> bool:
-        """Whether processes share the state."""
         return self.store.lower().startswith("redis")
 
     @property

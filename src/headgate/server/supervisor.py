@@ -126,7 +126,6 @@ class Supervisor:
                     await self._shutdown.announced.wait()
 
     async def _watch(self, slot: int, worker: WorkerProcess) -> None:
-        """Watch a worker until it has ended."""
         try:
             if self._shutdown.announced.is_set():  # the signal came while it started
                 self._send_stage(worker)
@@ -166,11 +165,9 @@ class Supervisor:
             _LOG.error("worker %d cannot start: %s", slot, report.error)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Begin or hasten the end, as this signal does."""
         self._shutdown.request(number)
 
     async def _end(self) -> None:
-        """End the workers, stage by stage."""
         await self._shutdown.announced.wait()
         if not self._shutdown.draining.is_set():
             log_announcement(_LOG, self._settings.drain_delay)
@@ -191,7 +188,6 @@ class Supervisor:
             worker.send(signal.SIGKILL)
 
     def _send_stage(self, worker: WorkerProcess) -> None:
-        """Send a worker the stage of the shutdown."""
         if worker.serves:
             worker.writer.write(DRAIN if self._shutdown.draining.is_set() else ANNOUNCE)
         else:
@@ -271,7 +267,6 @@ class WorkerProcess:
         await self.process.wait()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has ended."""
         if self.process.returncode is None:
             self.process.send_signal(number)
 
@@ -281,7 +276,6 @@ class WorkerProcess:
 
     @property
     def fate(self) -> str:
-        """How it ended."""
         code = self.process.returncode
         if code is None or code >= 0:
             return f"ended with exit code {code}"

@@ -41,8 +41,6 @@ _HEARTBEAT_SECONDS = 1.0
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a worker must know to serve."""
-
     settings: Settings
     sockets: dict[str, int]
     """File descriptors of listening sockets, by protocol: "http" or "grpc"."""
@@ -53,8 +51,6 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """How a worker started."""
-
     rules: int = 0
     """The number of rules in force."""
     error: str = ""
@@ -75,7 +71,6 @@ def encode_line(message: Orders | Report) -> bytes:
 
 
 def main() -> int:
-    """Run the worker; returns the exit code."""
     with socket.socket(fileno=0) as channel:
         orders = msgspec.json.decode(_read_line(channel), type=Orders)
         try:

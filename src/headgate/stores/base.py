@@ -41,19 +41,15 @@ class Store(Protocol):
         It is atomic: no other call, from any thread, process or host that shares the state, sees or changes it
         meanwhile. The caller has checked cost and plan.
         """
-        ...
 
     def bind(self, family: Family) -> Check:
         """Return a function that checks keys of `family`, prepared for many calls."""
-        ...
 
     def ready(self) -> None:
         """Return if the store can decide now, else raise a StoreError with the reason."""
-        ...
 
     def close(self) -> None:
         """Release all resources and the state in this process."""
-        ...
 
 
 class AsyncStore(Protocol):
@@ -79,7 +75,6 @@ class WithDeadlines(Protocol):
 
         After that it raises OutcomeUnknown; a later answer is passed to its `told_late`.
         """
-        ...
 
 
 @runtime_checkable
@@ -91,8 +86,6 @@ class Sharded(Protocol):
 
     def servers_of(self, plan: Plan) -> tuple[str, ...]:
         """Return the name of the server of each limit; empty where it is not known yet."""
-        ...
 
     def servers(self) -> Collection[str]:
         """Return the names of all servers of the store; empty if they are not known yet."""
-        ...

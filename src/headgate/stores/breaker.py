@@ -39,8 +39,6 @@ _HOUR = 3_600_000_000
 
 
 class Circuit(StrEnum):
-    """The state of a breaker."""
-
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"

@@ -165,8 +165,6 @@ _Sent: TypeAlias = tuple[int, int, int]
 
 
 class _Kept(msgspec.Struct, frozen=True, gc=False):
-    """An answer, and the conditions of its reuse."""
-
     call: Call
     decision: Decision
     number: int
@@ -214,7 +212,6 @@ class _Answers:
         return moment - 1 <= before <= moment
 
     def hit(self, key: int, tick: int) -> None:
-        """Record a hit."""
         self.hits += 1
         if not self._short_lived:
             self._recent[key & (_RECENT - 1)] = key ^ tick >> _MOMENT
@@ -290,7 +287,6 @@ class _Cache:
         self._denials.clear()
 
     def statistics(self) -> CacheStatistics:
-        """Return the counters, for metrics."""
         peeks, denials = self._peeks, self._denials
         entries = len(peeks.kept) + len(denials.kept)
         return CacheStatistics(peeks.hits, peeks.misses, denials.hits, denials.misses, entries)

@@ -27,8 +27,6 @@ _LOG = logging.getLogger("headgate.stores")
 
 
 class Reason(StrEnum):
-    """Why the store did not decide."""
-
     STORE_UNAVAILABLE = "storage_unavailable"
     """It could not be reached; it certainly took nothing."""
     OUTCOME_UNKNOWN = "outcome_unknown"
@@ -120,7 +118,6 @@ class Circuits:
         return Attempt(self, breakers, servers, {})
 
     def _needed(self, plan: Plan) -> tuple[tuple[str, ...], dict[str, Breaker]]:
-        """Return the servers of the limits of `plan`, and their circuits."""
         if self._sharded is None:
             return (), self._breakers
         servers = self._sharded.servers_of(plan)
@@ -241,7 +238,6 @@ class Failure(NamedTuple):
     """The store's error, if it was called."""
 
     def to_raise(self) -> StoreError:
-        """Return the error for callers that must know."""
         if self.error:
             return self.error
         where, wait_us = _named(", ".join(self.attempt.open_circuits())), self.attempt.wait_us()

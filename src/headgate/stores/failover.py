@@ -59,8 +59,6 @@ _NEVER = 1 << 63
 
 
 class Options(TypedDict, total=False):
-    """Options of both failover stores."""
-
     mode: str | Callable[[Limit], Mode]
     """What to answer when the store does not: "local" (the default), "allow" or "deny"; or a function of each limit."""
     nodes: int | None
@@ -145,7 +143,6 @@ class FailoverStore:
         self._store.ready()
 
     def statistics(self) -> Statistics:
-        """Return the counters, for metrics."""
         return self._failover.statistics()
 
     def close(self) -> None:
@@ -205,7 +202,6 @@ class AsyncFailoverStore:
         self._failover.circuits.trip(error)
 
     def statistics(self) -> Statistics:
-        """Return the counters, for metrics."""
         return self._failover.statistics()
 
     def beat(self) -> None:

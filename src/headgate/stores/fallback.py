@@ -121,7 +121,6 @@ class Fallback:
         self._store.close()
 
     def _local(self, call: Call, wait_us: int) -> tuple[Decision, ...]:
-        """Decide with this node's share."""
         nodes = self.nodes
         share = _share(call.plan, nodes)
         self._catch_up(call.plan, share, nodes)
@@ -153,7 +152,6 @@ class Fallback:
 
 
 def _share(plan: Plan, nodes: int) -> Plan:
-    """Return the share of one of `nodes` in each limit."""
     if nodes == 1:
         return plan
     return tuple([Limit(each.space, each.principal, share_of(each.quota, nodes)) for each in plan])

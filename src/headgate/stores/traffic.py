@@ -19,8 +19,6 @@ class TrafficStatistics(NamedTuple):
 
 
 class Traffic:
-    """Counts the batches of all connections of a store."""
-
     __slots__ = ("_calls", "_durations", "_nanoseconds")
 
     def __init__(self) -> None:
@@ -28,7 +26,6 @@ class Traffic:
         self._durations = [0] * BUCKETS
 
     def replied(self, calls: int, elapsed_ns: int) -> None:
-        """Count a batch with all its replies."""
         self._calls += calls
         self._nanoseconds += elapsed_ns
         self._durations[bucket_of(elapsed_ns)] += 1
@@ -44,4 +41,3 @@ class Networked(Protocol):
 
     def traffic(self) -> TrafficStatistics:
         """Return the counters of replies so far."""
-        ...

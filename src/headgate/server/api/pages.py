@@ -28,8 +28,6 @@ _FIELDS = ((b"content-type", b"application/json"), (b"cache-control", b"no-store
 
 
 class HealthPages:
-    """Health checks."""
-
     def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
 
@@ -76,7 +74,6 @@ class MetricsPages:
         return HttpResponse(200, self._recorder.hot_keys(), ((b"content-type", b"application/json"),))
 
     async def _write(self, accept: bytes | None, wanted: bool) -> _Page:  # noqa: FBT001  a key
-        """Write a page in a thread, one at a time."""
         loop = asyncio.get_running_loop()
         async with self._writing:
             await asyncio.sleep(max(0.0, self._rest_until - loop.time()))

@@ -84,8 +84,6 @@ def statuses_of(forward_auth: ForwardAuth) -> Mapping[bytes, int]:
 
 
 class _Router:
-    """Finds the handler of a request."""
-
     def __init__(self, routes: Mapping[bytes, tuple[frozenset[bytes] | None, Handler]]) -> None:
         self._routes = routes
         self._check = routes[CHECK][1]

@@ -40,19 +40,15 @@ class Admission(Protocol):
 
     def admit(self, path: bytes, headers: Headers) -> NotAdmitted | None:
         """Admit a request, or return a refusal. Over HTTP/2 `headers` begin with pseudo-headers, such as ``:path``."""
-        ...
 
     def hold(self) -> None:
         """Count an admitted request that has to wait as in flight."""
-        ...
 
     def release(self) -> None:
         """Count it no more: it was answered, or abandoned by its client."""
-        ...
 
     def admit_stream(self, path: bytes, headers: Headers) -> NotAdmitted | None:
         """Admit a call that lasts until its client ends it, or return a refusal; `release_stream` ends it."""
-        ...
 
     def release_stream(self) -> None: ...
 

@@ -48,7 +48,6 @@ class Listener:
 
     @property
     def connections(self) -> int:
-        """The number of open connections."""
         return len(self._registry.connections)
 
     async def serve_http(

@@ -36,8 +36,6 @@ NOBODY = Peer()
 
 
 class HttpRequest(msgspec.Struct, gc=False):
-    """A complete request."""
-
     method: bytes
     path: bytes
     """As sent, not decoded, without the query; of an absolute target, only the path."""
@@ -99,7 +97,6 @@ class DateHeader:
         self.set(0)
 
     def set(self, seconds: float) -> None:
-        """Set the time, in seconds since 1970."""
         self.value = formatdate(seconds, usegmt=True).encode()
         self.line = b"date: %b\r\n" % self.value
 
@@ -110,6 +107,5 @@ Handler: TypeAlias = Callable[[HttpRequest], HttpResponse | Coroutine[Any, Any, 
 
 
 async def answered(handler: Handler, request: HttpRequest) -> HttpResponse:
-    """Return a handler's response, when it is ready."""
     response = handler(request)
     return response if isinstance(response, HttpResponse) else await response

@@ -22,19 +22,15 @@ class Connected(Protocol):
     @property
     def held(self) -> int:
         """Bytes buffered for it: incomplete bodies, and responses that its client does not read."""
-        ...
 
     def look(self, now: float) -> None:
         """End what takes too long."""
-        ...
 
     def drain(self) -> None:
         """Accept no new requests, and close when those in flight are answered."""
-        ...
 
     def finish_draining(self) -> None:
         """Close if nothing is in flight: requests in transit when draining began have arrived."""
-        ...
 
     def abort(self) -> None: ...
 
@@ -44,7 +40,6 @@ class Batched(Protocol):
 
     def serve(self) -> None:
         """Process what has arrived."""
-        ...
 
     def flush(self) -> None: ...
 
@@ -96,7 +91,6 @@ class ConnectionRegistry:
         self._answered.append(connection)
 
     def close(self) -> None:
-        """Stop the timer, and abort open connections."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -192,7 +192,6 @@ class FirstBytes(asyncio.Protocol):
 
 
 def _has_unread(transport: asyncio.BaseTransport) -> bool:
-    """Whether the socket has unread bytes."""
     try:
         unread = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
     except (AttributeError, OSError, ValueError):  # it is closed already

@@ -11,8 +11,6 @@ from headgate.live import FileSource, Live
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files."""
-
     certificate: Path
     """Includes the chain up to the root, but not the root."""
     key: Path

@@ -43,8 +43,6 @@ OPTIONS = (
 
 
 class Role(Enum):
-    """The expected role of a server."""
-
     ALONE = "a standalone server"
     SENTINEL = "a Sentinel, which knows the primary of a service"
     PRIMARY = "the primary that a Sentinel named"
@@ -94,8 +92,6 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A primary that Sentinels know."""
-
     name: str
     sentinels: tuple[Address, ...]
     primary: Address

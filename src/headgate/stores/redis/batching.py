@@ -148,7 +148,6 @@ class Batcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no caller waits for an answer."""
         return not self._is_asking() and all(durable.is_idle for durable in self._durable.values())
 
     def _is_asking(self) -> bool:

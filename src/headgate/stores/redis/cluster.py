@@ -60,7 +60,6 @@ Route: TypeAlias = Generator[Ask | Pass, Decision | None, Decision]
 
 
 def route(slots: SlotMap, slot: int) -> Route:  # noqa: C901  a branch for each answer
-    """Return the route of a query about keys in `slot`."""
     owner, asking, moving, attempts = slots.owner(slot), False, False, 0
     refused: StoreUnavailable | None = None
     while attempts < ATTEMPTS:

@@ -39,8 +39,6 @@ Made = TypeVar("Made")
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A query whose caller waits for the answer."""
-
     query: Query
     answer: asyncio.Future[Decision]
     since: float

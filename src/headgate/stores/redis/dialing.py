@@ -120,8 +120,6 @@ class Names:
 
 
 class _Search:
-    """One resolution of a name."""
-
     def __init__(self) -> None:
         self.found: Future[Sequence[Place]] = Future()
         self.is_late = False
@@ -146,7 +144,6 @@ class _Search:
 
 
 def _numeric(host: str, port: int) -> Sequence[Place]:
-    """Return the address of a numeric host, without resolution."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, ValueError):

@@ -206,8 +206,6 @@ def ask_server(address: Address, command: bytes, seconds: float) -> object:
 
 
 class _Loan(NamedTuple):
-    """A connection in use."""
-
     connection: BlockingConnection
     give_up: float
     """The deadline of the call."""

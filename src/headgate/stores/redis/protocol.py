@@ -11,12 +11,10 @@ from headgate.stores.redis.address import Address, Role
 
 
 def bulk(text: bytes) -> bytes:
-    """Encode an argument."""
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
 def command(*words: bytes) -> bytes:
-    """Encode a command."""
     return b"*%d\r\n" % len(words) + b"".join(map(bulk, words))
 
 
@@ -144,7 +142,6 @@ def denied(address: Address) -> RefusedByServer:
 
 
 def unconnected(address: Address, error: Exception) -> StoreUnavailable:
-    """Return the error for a failure to connect."""
     return StoreUnavailable(f"{address}: cannot connect: {str(error) or 'no answer'}")
 
 
@@ -156,7 +153,6 @@ def lost(address: Address, error: Exception | None) -> OutcomeUnknown:
 
 
 def is_forgotten(reply: object) -> bool:
-    """Whether the server does not have the script."""
     return isinstance(reply, Exception) and str(reply).startswith("NOSCRIPT")
 
 

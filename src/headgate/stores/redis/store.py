@@ -105,7 +105,6 @@ class AsyncRedisStore:
         await self._connections.of(asyncio.get_running_loop()).ready()
 
     def traffic(self) -> TrafficStatistics:
-        """Return the counters of replies, for metrics."""
         return self._traffic.statistics()
 
     async def close(self) -> None:

@@ -53,8 +53,6 @@ def error_of(error: BaseException, path: bytes) -> RpcError:
 
 
 class UnaryCall(msgspec.Struct, gc=False):
-    """A call with one message."""
-
     message: bytes
     metadata: Headers = []
     """All headers of the request except pseudo-headers."""
@@ -75,7 +73,6 @@ class MessageStream(Protocol):
 
     async def send(self, message: bytes) -> None:
         """Send a message; returns when the client can take more."""
-        ...
 
 
 UnaryMethod: TypeAlias = Callable[[UnaryCall], bytes | Coroutine[Any, Any, bytes]]
@@ -86,7 +83,6 @@ StreamingMethod: TypeAlias = Callable[[MessageStream], Coroutine[Any, Any, None]
 
 
 async def answer_of(method: UnaryMethod, call: UnaryCall) -> bytes:
-    """Return a method's answer, when it is ready."""
     message = method(call)
     return message if isinstance(message, bytes) else await message
 

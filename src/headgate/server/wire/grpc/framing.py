@@ -29,7 +29,6 @@ OK = encode([(b"grpc-status", b"0")])
 
 
 def framed(message: bytes) -> bytes:
-    """Encode a message with its prefix."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
@@ -42,7 +41,6 @@ def timeout(value: bytes) -> float | None:
 
 
 def status(error: RpcError) -> Fields:
-    """Return the trailers of an error."""
     text = error.message[:_TEXT].encode(errors="backslashreplace")
     return (
         (b"grpc-status", b"%d" % error.code),
@@ -103,7 +101,6 @@ class MessageReader:
         return self._inflated(message) if flag else message
 
     def _inflated(self, message: bytes) -> bytes:
-        """Decompress a message, up to the largest size."""
         inflating = zlib.decompressobj(_CODINGS[self._encoding])
         try:
             inflated = inflating.decompress(message, self._largest + 1)

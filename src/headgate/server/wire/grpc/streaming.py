@@ -115,7 +115,6 @@ class StreamingCall:
             self._connection.flush_soon()
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        """Send the status of the call."""
         del self._task  # breaks a reference cycle, by the frames of what cancelled it
         if self._timer is not None:
             self._timer.cancel()

@@ -34,8 +34,6 @@ _UNSEEN = bytes(range(9)) + bytes(range(10, 32)) + b"\x7f"
 
 
 class Http1Head(msgspec.Struct, frozen=True, gc=False):
-    """A parsed head."""
-
     method: bytes
     path: bytes
     query: bytes

@@ -117,7 +117,6 @@ def headers(stream: int, block: bytes, *, end: bool = False, size: int = FRAME_S
 
 
 def settings(values: Iterable[tuple[int, int]]) -> bytes:
-    """Return a SETTINGS frame, from pairs of a setting and its value."""
     return frame(SETTINGS, 0, 0, b"".join([_SETTING.pack(what, value) for what, value in values]))
 
 
@@ -130,7 +129,6 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def ping(payload: bytes, *, ack: bool = False) -> bytes:
-    """Return a PING frame, from eight bytes."""
     return frame(PING, ACK if ack else 0, 0, payload)
 
 
@@ -156,6 +154,5 @@ def unpadded(payload: bytes) -> bytes:
 
 
 def word(payload: bytes) -> int:
-    """Return the first four bytes as a number."""
     number: int = _WORD.unpack_from(payload)[0]
     return number

@@ -27,25 +27,20 @@ class Http2Service(Protocol):
     @property
     def in_flight(self) -> int:
         """The number of requests that handlers are processing."""
-        ...
 
     def handle(self, events: list[Event]) -> None: ...
 
     def look(self, now: float) -> None:
         """End requests that take too long to arrive."""
-        ...
 
     def resume(self) -> None:
         """Continue to send: the client reads again."""
-        ...
 
     def leave(self) -> None:
         """End what has no end of its own, once all else is answered."""
-        ...
 
     def lose(self) -> None:
         """Abandon everything: the connection is lost."""
-        ...
 
 
 class Http2Protocol(asyncio.Protocol):
@@ -200,7 +195,6 @@ class Http2Protocol(asyncio.Protocol):
         self._end.abort()
 
     def _give_up(self) -> None:
-        """Send GOAWAY and close."""
         self._machine.finish_draining()
         self.flush()
         if not self._end.is_closing:

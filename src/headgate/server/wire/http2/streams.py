@@ -137,7 +137,6 @@ class Streams:
         self._skipped: deque[tuple[int, int]] = deque(maxlen=_SKIPS)
 
     def outgoing(self) -> bytes:
-        """Return the bytes to be written, once."""
         out = self._out
         if not out:
             return b""
@@ -146,7 +145,6 @@ class Streams:
         return taken
 
     def send_control(self, frame: bytes) -> None:
-        """Send a frame without flow control."""
         self._out.append(frame)
 
     def send_empty_table(self) -> None:
@@ -178,7 +176,6 @@ class Streams:
         return any(low < number < high for low, high in self._skipped)
 
     def close(self, number: int) -> bool:
-        """Forget a stream; returns whether it was open."""
         stream = self.open.pop(number, None)
         if stream is None:
             return False
@@ -189,12 +186,10 @@ class Streams:
         return True
 
     def abort(self, number: int, code: ErrorCode) -> None:
-        """Reset a stream, if it is open."""
         if number in self.open:
             self.reset(number, code)
 
     def reset(self, number: int, code: ErrorCode) -> bool:
-        """Reset a stream; returns whether it was open."""
         self._out.append(frames.reset(number, code))
         return self._drop(number)
 
@@ -214,14 +209,12 @@ class Streams:
     # Receiving
 
     def replenish(self) -> None:
-        """Replenish the connection's window."""
         if self.credit < 0:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
         self._out.append(frames.window_update(0, CONNECTION_WINDOW - self.credit))
         self.credit = CONNECTION_WINDOW
 
     def receive(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:  # noqa: C901, PLR0912  one rule after the other
-        """Process a DATA frame."""
         ended = flags & END_STREAM == END_STREAM
         self.credit -= len(payload)
         if self.credit < LOW:
