@@ -24,13 +24,13 @@ from tests.servers import RedisServer, until
 
 COUNTED = ("--log-access", "on", "--log-denials", "0")
 """A line for every request that was taken."""
-GRACE = {"headgate.server.wire.listener._ON_ITS_WAY": 2.0}
+GRACE = {"headgate.server.wire.listener._IN_TRANSIT": 2.0}
 """Longer than a busy machine keeps a client of these tests from asking again."""
 _WORKER = """
 from headgate.server import worker
 from headgate.server.wire import listener
-assert listener._ON_ITS_WAY
-listener._ON_ITS_WAY = 2.0
+assert listener._IN_TRANSIT
+listener._IN_TRANSIT = 2.0
 raise SystemExit(worker.main())
 """
 WORKERS_GRACE = {"headgate.server.supervisor._COMMAND": (sys.executable, "-P", "-c", _WORKER)}
