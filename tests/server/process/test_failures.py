@@ -94,7 +94,10 @@ def test_workers_are_replaced_although_the_folder_of_their_counters_was_cleared_
     (folder,) = {path.parent for path in opened_by(lost) if path.name.endswith(".metrics")}
     shutil.rmtree(folder)
     os.kill(lost, signal.SIGKILL)
-    until(lambda: folder.exists() and f"{folder}, the folder of the workers' counters, was removed" in found.complained, "it is told")
+    until(
+        lambda: folder.exists() and f"{folder}, the folder of the workers' counters, was removed" in found.complained,
+        "it is told",
+    )
     until(lambda: any(folder.glob("*.metrics")), "the one in its place counts", SECONDS)
     until(lambda: found.get("/metrics")[0] == 200, "it serves", SECONDS)
     found.signal(signal.SIGTERM)
