@@ -143,6 +143,7 @@ class FailoverStore:
         self._store.ready()
 
     def statistics(self) -> Statistics:
+        """Return the counters, for metrics."""
         return self._failover.statistics()
 
     def close(self) -> None:
@@ -202,6 +203,7 @@ class AsyncFailoverStore:
         self._failover.circuits.trip(error)
 
     def statistics(self) -> Statistics:
+        """Return the counters, for metrics."""
         return self._failover.statistics()
 
     def beat(self) -> None:

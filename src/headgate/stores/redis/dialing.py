@@ -55,7 +55,7 @@ class Certificates:
                 self._context = self._read()
                 _LOG.info("new connections to the store use the new certificates: %s", ", ".join(map(str, self._files)))
         except (OSError, ValueError) as error:
-            _LOG.warning("the new certificates for the store are invalid, the old ones stay in use: %s", error)
+            _LOG.warning("the new certificates for the store cannot be used, the old ones stay: %s", error)
         return self._context
 
     def _stat(self) -> _State:

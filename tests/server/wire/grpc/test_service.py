@@ -533,7 +533,7 @@ class TestDraining:
         What the one that leaves has taken is answered. A call that it has not taken may fail in the client, which is
         told so (GOAWAY) or cannot connect, and may call the other one.
         """
-        monkeypatch.setattr(listener, "_ON_ITS_WAY", 1.0)  # longer than a busy machine keeps a client from hearing us
+        monkeypatch.setattr(listener, "_IN_TRANSIT", 1.0)  # longer than a busy machine keeps a client from hearing us
         taken: set[bytes] = set()
         failures: list[object] = []
         numbers = itertools.count()
