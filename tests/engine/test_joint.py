@@ -14,7 +14,7 @@ from headgate.core.decision import Decision, marked
 from headgate.core.key import space
 from headgate.core.plan import Call, Limit, Verb
 from headgate.core.quota import Quota
-from headgate.engine import Engine, JointRequest, Ruling
+from headgate.engine import AsyncEngine, Engine, JointRequest, Ruling
 from headgate.engine.joint import JointCheck, JointFlow
 from headgate.policy.compiled import Policy
 from headgate.policy.loading import load
@@ -252,6 +252,17 @@ def test_one_limit_under_two_sets_of_terms_takes_both_costs() -> None:
         assert passed(engine, *parts) == [False, True]
         assert left(engine, parts[0]) == [0]
         assert left(engine, parts[1]) == [4]
+
+
+async def test_what_requests_took_on_equal_terms_of_two_tiers_is_undone_once() -> None:
+    """One limit was asked, for the sum of their costs, though each tier has a quota of its own."""
+    equal = TIERS.replace("limit: 8", "limit: 4")
+    async with AsyncEngine(load(equal), clock=ManualClock()) as engine:
+        await engine.check(user(cost=2).request)
+        rulings = await engine.check_together([user(), GOLD])
+        assert [ruling.limits[0].decision.used for ruling in rulings] == [4, 4]
+        await engine.undo(rulings)
+        assert (await engine.peek(user().request)).limits[0].decision.used == 2
 
 
 def played(flow: JointFlow, answer: Callable[[Call], Decision]) -> tuple[list[list[Verb]], tuple[Ruling, ...]]:

@@ -285,7 +285,7 @@ class Verbs:
         if all(ruling.allowed for ruling in rulings):  # else those that passed together took nothing
             for ruling in rulings:
                 for limit, part in taken_by(ruling):  # one that several of them share has one charge
-                    charges[limit.space, limit.principal, id(limit.quota)] = refund_of((limit,), part)
+                    charges[limit.space, limit.principal, limit.quota] = refund_of((limit,), part)
         if charges:
             yield list(charges.values())
             if self.observer is not None:
