@@ -265,6 +265,15 @@ async def test_what_requests_took_on_equal_terms_of_two_tiers_is_undone_once() -
         assert (await engine.peek(user().request)).limits[0].decision.used == 2
 
 
+async def test_what_each_request_took_from_a_shadow_rule_is_undone() -> None:
+    async with AsyncEngine(load(TIERS.replace("limit: 4", "limit: 4, shadow: true")), clock=ManualClock()) as engine:
+        await engine.check(user().request)
+        rulings = await engine.check_together([user(), user(cost=2), GOLD])
+        assert [ruling.shadow_decisions[0].used for ruling in rulings] == [2, 4, 5]
+        await engine.undo(rulings)
+        assert (await engine.peek(user().request)).shadow_decisions[0].used == 1
+
+
 def played(flow: JointFlow, answer: Callable[[Call], Decision]) -> tuple[list[list[Verb]], tuple[Ruling, ...]]:
     """Return what a flow asked for, call by call and at the same time or not, and how it ended."""
     asked: list[list[Verb]] = []

@@ -284,8 +284,8 @@ class Verbs:
         charges = {}
         if all(ruling.allowed for ruling in rulings):  # else those that passed together took nothing
             for ruling in rulings:
-                for limit, part in taken_by(ruling):  # one that several of them share has one charge
-                    charges[limit.space, limit.principal, limit.quota] = refund_of((limit,), part)
+                for limit, part in taken_by(ruling):  # several share one decision where they have taken it together
+                    charges[id(part)] = refund_of((limit,), part)
         if charges:
             yield list(charges.values())
             if self.observer is not None:
