@@ -211,7 +211,7 @@ BAD = [
     (route(hosts=["1:2"]), ["routes[0].hosts: 1:2 is not an IPv6 address"]),
     ({**GOOD, "rules": "rules"}, ["is not a file of rules"]),
     ({**GOOD, "rules": {"rules": [{"id": "a", "limit": 5, "windw": "1m"}]}}, ["rules.rules[0].windw: a rule has no"]),
-    ({**GOOD, "decisions": {"workers": 2}}, ["2 workers need a shared store"]),
+    ({**GOOD, "decisions": {"workers": 2}}, ["2 workers need a store that they share"]),
     ({**GOOD, "decisions": {"caller_key_file": "long"}}, ["is for a service elsewhere"]),
     ({**GOOD, "decisions": {"address": "h:1"}}, ["rules: a decision service elsewhere has its own"]),
     ({**GOOD, "on_headgate_failure": "open"}, ["one of deny, allow"]),
