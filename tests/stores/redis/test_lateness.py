@@ -192,14 +192,15 @@ async def test_a_limit_holds_though_many_answers_are_late(own: RedisServer) -> N
     async with hurried(own) as (store, between):
         admitted, late = 0, 0
         for number in range(40):
-            is_held = number % 3 == 2
-            if is_held:
+            if number % 3 == 2:
                 between.open.clear()
-            admitted += bool(await store.run(Call(Verb.CHECK, TEN.plan("ada"))))
-            if is_held:
-                between.open.set()
+            decision = await store.run(Call(Verb.CHECK, TEN.plan("ada")))
+            between.open.set()
+            admitted += decision.allowed
+            if decision.degraded == Reason.OUTCOME_UNKNOWN:  # on a busy machine others are late, too
                 late += 1
                 await until_late(store, late)
+        assert late >= 13
         assert admitted == 10
 
 
