@@ -13,6 +13,10 @@ class UnreadableFile(UsageError):
     """A file that cannot be read, or is too large; the message has no file name."""
 
 
+class FileTooLarge(UnreadableFile):
+    """A file that is larger than its reader allows."""
+
+
 def content_of(path: str | os.PathLike[str], most: int) -> bytes:
     """Return the content of a file of at most `most` bytes. Raises UnreadableFile."""
     try:
@@ -21,7 +25,7 @@ def content_of(path: str | os.PathLike[str], most: int) -> bytes:
     except (OSError, ValueError) as error:
         raise UnreadableFile(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > most:
-        raise UnreadableFile(f"has more than {most:_} bytes")
+        raise FileTooLarge(f"has more than {most:_} bytes")
     return content
 
 

@@ -350,7 +350,7 @@ def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     path.write_text("version: 1 " + "#" * 100)
     monkeypatch.setattr("headgate.config.yaml_text.MAX_BYTES", 100)
     for reading in (partial(load_file, path), partial(load, "version: 1 # " + "é" * 60)):
-        with pytest.raises(InvalidRules, match="more than 100 bytes"):
+        with pytest.raises(InvalidRules, match="more than 100 bytes: split the file"):
             reading()
     monkeypatch.setattr("headgate.config.yaml_text.MAX_NODES", 10)
     for text in (

@@ -126,7 +126,7 @@ async def _shadows(connection: AsyncConnection, names: Sequence[str], now: int) 
                 "shadow_ready",
                 f"{_named(ready, 'Shadow rule')} would refuse nothing",
                 f"In the last 24 hours it had at least {FEWEST} requests, all within the limit.",
-                "Enforce it, for all callers or for some percent.",
+                "Enforce it, for all callers or for some percent: set shadow to false.",
                 _link("/rule", id=ready[0]) if len(ready) == 1 else "/rules",
             )
         )

@@ -49,8 +49,8 @@ def _add_audit(commands: Commands) -> None:
         "verify",
         _verify_audit,
         "detect tampering with the audit trail",
-        more="A changed or removed entry is detected, unless it was the last, or all digests were computed anew. Then\n"
-        "only a digest recorded elsewhere is missing: --contains.\n\n"
+        more="A changed or removed entry is detected, unless all later entries were removed or rewritten too. That is\n"
+        "detected only with a digest recorded elsewhere (--contains).\n\n"
         "Exit codes: 0 intact, 1 tampered with, 2 wrong usage.",
         examples="headgate audit verify\nheadgate audit verify --contains DIGEST   # recorded elsewhere",
     )

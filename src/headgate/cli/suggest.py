@@ -37,7 +37,7 @@ def add_to_rules(actions: Commands) -> None:
     parser.add_argument("--by", metavar="NAME[=FIELD]", default="", help=about)
     about = f"factor for the measured usage; default: {HEADROOM:g}, which certainly admits all within the percentile"
     parser.add_argument("--headroom", metavar="FACTOR", type=float, default=HEADROOM, help=about)
-    about = f"number of rules for single endpoints; default: {MOST_ENDPOINTS}"
+    about = f"maximum number of rules for single endpoints; default: {MOST_ENDPOINTS}"
     parser.add_argument("--endpoints", metavar="N", type=int, default=MOST_ENDPOINTS, help=about)
     parser.add_argument("--enforce", action="store_true", help="suggest rules that refuse immediately, not shadows")
     parser.add_argument("--format", default=AUTO, help=f"{AUTO}, {', '.join(FORMATS)}; default: {AUTO}")

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 from headgate.config.problems import MOST, Finding, Findings, InvalidRules, Locator, Path, ProblemKind
 from headgate.core.errors import not_installed
 from headgate.core.numbers import short
-from headgate.files import UnreadableFile, content_of
+from headgate.files import FileTooLarge, UnreadableFile, content_of
 
 MAX_BYTES: Final = 50_000_000
 MAX_NODES: Final = 5_000_000
@@ -333,6 +333,8 @@ def text_of(path: str | PathLike[str]) -> str:
     name = fspath(path)
     try:
         return decoded(content_of(path, MAX_BYTES), name)
+    except FileTooLarge as error:
+        raise InvalidRules([Finding(f"{error}: split the file", file=name, kind=ProblemKind.FILE)]) from None
     except UnreadableFile as error:
         raise InvalidRules([Finding(str(error), file=name, kind=ProblemKind.FILE)]) from None
 

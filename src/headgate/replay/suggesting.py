@@ -95,11 +95,10 @@ class Suggester:
 
     Args:
         by: the dimension to count by; default: the user if most of the first requests have one, else the API key, else
-        the
-            address.
+            the address.
         field: the log field of another dimension.
         headroom: factor for the measured usage.
-        most_endpoints: the number of rules for single endpoints.
+        most_endpoints: the maximum number of rules for single endpoints.
         shadow: whether the rules only report.
     """
 
