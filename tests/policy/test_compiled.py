@@ -640,6 +640,13 @@ class TestIdentity:
                     Request(**{"principal": {"user": "u"}, **given}), NOW
                 )
 
+    @pytest.mark.parametrize("wrong", [7, ["ada"], {"ada": 1}])
+    def test_a_user_that_is_not_text_is_refused_also_after_requests_of_its_kind(self, wrong: Any) -> None:
+        policy = Policy(Ruleset((Rule("r", QUOTAS),), users={"ada": User("gold")}))
+        policy.select(Request({"user": "bob"}), NOW)
+        with pytest.raises(InvalidRequest, match="principal 'user' is text, not"):
+            policy.select(Request({"user": wrong}), NOW)
+
     def test_any_mapping_and_any_text_will_do(self) -> None:
         policy = Policy(Ruleset((Rule("r", QUOTAS, methods=frozenset({"POST"}), tier="low"),)))
         asked = Request(MappingProxyType({"user": Pressure.WARNING}), "/", HTTPMethod.POST, ChainMap(), tier=Tier.LOW)

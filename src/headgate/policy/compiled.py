@@ -202,10 +202,14 @@ class Policy:
         if type(principal) is dict and type(attributes) is dict and type(request.address) is str:
             key = (request.endpoint, rule_id, request.method, request.tier, len(principal), *principal, *attributes)
             known = self._known_by(key)
-            if known is not None and not (self._users and principal.get(USER, "") in self._users):
+            if (
+                known is not None
+                and _are_texts(principal, attributes)
+                and not (self._users and principal.get(USER, "") in self._users)
+            ):
                 kind, path = known
                 steps = kind.steps
-                if steps is not None and steps.since <= now < steps.until and _are_texts(principal, attributes):
+                if steps is not None and steps.since <= now < steps.until:
                     found: Mapping[str, str] = principal
                     if steps.needs_facts:
                         found = {**attributes, **principal, ENDPOINT: path, GLOBAL: EVERYBODY}
