@@ -97,9 +97,8 @@ class Live(Generic[T]):
         self._statistics = LoadStatistics(1, 0, time.time(), "")
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._lock = (
-            threading.Lock()
-        )  # not one of `headgate.locks`: sources may block, and forks must not wait for them
+        # Not one of `headgate.locks`: sources may block, and forks must not wait for them.
+        self._lock = threading.Lock()
         self.value: T = compiled(source.read(), 1)
         """The value in force."""
         _alive.add(self)

@@ -6,7 +6,7 @@ import gc
 import json
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -28,6 +28,29 @@ async def routes_of(admin: Admin) -> list[tuple[str, str]]:
     document = (await admin.ask("GET", "/openapi.json", role="")).json()
     paths = document["paths"]
     return [(method.upper(), path.replace("{", "").replace("}", "")) for path, item in paths.items() for method in item]
+
+
+def members_of(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the members of all objects in a document, by name."""
+    if isinstance(schema, dict):
+        properties = schema.get("properties", {})
+        yield from ((name, each) for name, each in properties.items() if isinstance(each, dict))
+    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from members_of(each)
+
+
+def test_descriptions_of_members_fit_their_kind() -> None:
+    """Members of one name mean different things in different responses, such as `allowed` and `total`."""
+    found = json.loads(document())
+    described = [(name, each) for name, each in members_of(found) if "description" in each]
+    numbers = [(name, each["description"]) for name, each in described if each.get("type") in ("number", "integer")]
+    assert len(numbers) > 100
+    assert [(name, text) for name, text in numbers if text.startswith(("Whether", "Why", "The keys", "Every"))] == []
+    live = found["paths"]["/api/v1/live"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    node = live["properties"]["nodes"]["properties"]["items"]["items"]["properties"]
+    assert live["properties"]["rates"]["properties"]["allowed"]["description"] == "Admissions per second."
+    assert node["state"]["enum"] == ["ok", "behind", "gone"]
+    assert node["state"]["description"].startswith("`behind`: it does not run the newest rules.")
 
 
 class TestWhoMay:

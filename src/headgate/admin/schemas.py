@@ -19,6 +19,7 @@ from headgate.reference.schemas import (
     STATE,
     TEXT,
     WHOLE,
+    YES_OR_NO,
     Described,
     Json,
     described,
@@ -61,6 +62,40 @@ _KNOWN: Json = {
     "sampled": {**NUMBER, "exclusiveMinimum": 0, "maximum": 1},
 }
 """What one example does not show, by the ends of paths."""
+_HERE: list[tuple[str, Json, str]] = [
+    *[
+        (f"{part}.{name}", NUMBER, text)
+        for part in ("live.rates", "rule_rates", "history.points")
+        for name, text in (
+            ("allowed", "Admissions per second."),
+            ("refused", "Refusals per second."),
+            ("degraded", "Decisions per second that the store did not make."),
+        )
+    ],
+    ("live.rates.errors", NUMBER, "Errors per second."),
+    ("hour.points.allowed", WHOLE, "Admissions in this minute."),
+    ("hour.points.denied", WHOLE, "Refusals in this minute."),
+    ("hour.points.degraded", WHOLE, "Decisions in this minute that the store did not make."),
+    ("points.at", MOMENT, "The beginning of the step."),
+    ("live.at", MOMENT, "The time of the figures."),
+    ("nodes.total", _KNOWN["total"], "Number of nodes, also of those that do not report."),
+    ("nodes.items.state", TEXT, "`behind`: it does not run the newest rules. `gone`: it has stopped reporting."),
+    ("nodes.items.version", TEXT, "The version of Headgate."),
+    ("nodes.items.workers", WHOLE, "Number of its worker processes."),
+    ("store.state", TEXT, "The state of the store, as seen by the node."),
+    ("consumer.state", TEXT, "`active` while one of its keys is accepted."),
+    ("apply_file.total", _KNOWN["total"], "Number of changes, including those that are not listed."),
+    ("undo_revision.total", _KNOWN["total"], "Number of changes, including those that are not listed."),
+    ("list_revisions.items.changes", WHOLE, "Number of changes."),
+    ("get_revision.changes", WHOLE, "Number of changes."),
+    ("explain.degraded", TEXT, "Why the store did not decide; empty if it did."),
+    ("user_limits.in_force", YES_OR_NO, "Whether the node that responds runs the last change of the user."),
+    ("user_limits.rules.shadow", YES_OR_NO, "Whether the rule only counts."),
+    ("what_if.in_force", WHOLE, "The limit in force to which the figures apply."),
+    ("what_if.others.in_force", WHOLE, "Another limit in force, such as that of a tier."),
+]
+"""Members that mean something else here than elsewhere: the end of the path, the schema, and the meaning."""
+_KNOWN |= {path: {**_KNOWN.get(path, schema), "description": text} for path, schema, text in _HERE}
 _OPTIONAL: dict[str, Json] = {
     "limit_state": {"space": TEXT, "principal": TEXT},
     "what_if": {"not_counted": _TEXTS},
