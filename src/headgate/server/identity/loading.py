@@ -64,12 +64,12 @@ class Holders:
     """A list of API keys, or the word database. Invalid entries are never shown."""
 
     def read(self, value: object, path: Place, findings: Findings) -> list[dict[str, Any] | None] | None:
-        one = f"{{sha256: DIGEST}}, with any of {', '.join([*HOLDER.fields][1:])}"
+        one = f"{{sha256: DIGEST}} and any of {', '.join([*HOLDER.fields][1:])}"
         if value == OF_DATABASE:
             return []
         if type(value) is not list or not value:
             wrong = "has no key" if value == [] else "is not a list of API keys"
-            findings.add(path, wrong, f"a list, with {one} for each key; or {OF_DATABASE}")
+            findings.add(path, wrong, f"a list with {one} for each key; or {OF_DATABASE}")
             return None
         read = []
         for index, item in enumerate(value):
