@@ -795,6 +795,17 @@ class TestOneRule:
         with pytest.raises(UnknownRule, match=f"rule '{rule_id}' (is disabled|does not exist)"):
             strict.select(named, NOW)
 
+    @pytest.mark.parametrize("when", [{}, {"region": "eu"}])
+    def test_lists_hold_also_where_the_rule_needs_more_than_the_request_has(self, when: dict[str, str]) -> None:
+        rules = Rule("r", QUOTAS, dimension="user+tenant"), Rule("other", QUOTAS, when=when)
+        policy = Policy(Ruleset(rules, allow=(Entry("user", "root"),), deny=(Entry("user", "evil"),)))
+        verdicts = {"evil": Verdict.DENIED, "root": Verdict.ALLOWED}
+        for name in ("user", "user_id"):
+            for user, verdict in verdicts.items():
+                assert policy.select(Request({name: user}, rule_id="r"), NOW).verdict is verdict
+            with pytest.raises(InvalidRequest, match=r"rule 'r' counts by user\+tenant: say by which"):
+                policy.select(Request({name: "ada"}, rule_id="r"), NOW)
+
     def test_a_value_and_a_cost_are_checked(self) -> None:
         with pytest.raises(InvalidRequest):
             self.POLICY.select(Request({"user": ""}, rule_id="r"), NOW)

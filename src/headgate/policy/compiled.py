@@ -274,13 +274,13 @@ class Policy:
                 return unknown
         facts = facts_of(request, ignore_case=self.ruleset.ignore_case)
         user = self._users.get(facts.get(USER, "")) if self._users else None
-        if request.rule_id:
-            self._check_named(request.rule_id, facts)
         kind = self._kind_of(request, facts, user)
         if kind.is_listed:
             listed = self._of_listed(request, facts)
             if listed is not None:
                 return listed
+        if request.rule_id:
+            self._check_named(request.rule_id, facts)
         if kind.is_plain and user is None and key is not None and len(request.endpoint) <= LONGEST:
             self._known.keep(key, (kind, facts[ENDPOINT]))
         steps = self._steps_of(kind, request, facts, user, now)
