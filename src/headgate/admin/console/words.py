@@ -62,6 +62,4 @@ def counted_by(rule: Rule) -> str:
 
 
 def on_failure(rule: Rule) -> str:
-    return (
-        "does what the service does by default" if rule.on_store_failure is None else _FAILURES[rule.on_store_failure]
-    )
+    return "follows the default of the service" if rule.on_store_failure is None else _FAILURES[rule.on_store_failure]
