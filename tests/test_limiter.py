@@ -209,7 +209,7 @@ def test_bad_quotas_are_refused_when_the_limiter_is_made(
         ("memory:?max_key=5", "'max_key'"),
         ("memory:?max_keys=many", "whole number"),
         ("memory:?max_keys=0", "from 1"),
-        (42, "a store is an address"),
+        (42, "a store must be an address"),
     ],
 )
 def test_bad_stores_are_refused_when_the_limiter_is_made(both: Both, store: Any, shown: str) -> None:
@@ -235,7 +235,7 @@ def test_a_store_can_be_bounded_by_its_address(both: Both) -> None:
 
 
 def test_a_given_store_has_its_own_clock(both: Both, manual_clock: ManualClock) -> None:
-    with pytest.raises(InvalidStore, match="give the clock to the store"):
+    with pytest.raises(InvalidStore, match="pass the clock to the store"):
         both.make("5/s", store=MemoryStore(), clock=manual_clock)
 
 

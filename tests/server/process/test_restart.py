@@ -52,7 +52,7 @@ def test_sigterm_fails_health_checks_and_everything_is_served_until_the_delay_is
 def test_a_worker_that_dies_during_the_delay_is_missed_by_nobody(redis: RedisServer) -> None:
     with service("--workers", "2", "--store", redis.address, *LONG) as found:
         found.started().signal(signal.SIGTERM)
-        until(lambda: "leaving" in found.complained, "the end is announced", SECONDS)
+        until(lambda: "announcing the end" in found.complained, "the end is announced", SECONDS)
         one, *_ = found.workers()
         os.kill(one, signal.SIGKILL)
         until(lambda: len(found.workers()) == 1, "it is gone", SECONDS)

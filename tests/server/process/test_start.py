@@ -31,7 +31,7 @@ def told(owner, name):
     setattr(owner, name, telling)
 
 
-for owner, name in ((gc, "collect"), (greeting, "tried"), (Node, "_meet_stores"), (Node, "_http"), (Node, "_grpc")):
+for owner, name in ((gc, "collect"), (greeting, "sample_request"), (Node, "_meet_stores"), (Node, "_http"), (Node, "_grpc")):
     told(owner, name)
 told(Listener, "serve_http")
 sys.exit(main(sys.argv[1:]))
@@ -58,7 +58,7 @@ def test_what_takes_time_is_done_before_requests_are_accepted(rules: str) -> Non
         assert found.check("u1")["allowed"]
         did = [line.removeprefix("did ") for line in found.complained.splitlines() if line.startswith("did ")]
     assert did[-1] == "serve_http"
-    assert {*did} == {"collect", "tried", "_meet_stores", "_http", "_grpc", "serve_http"}
+    assert {*did} == {"collect", "sample_request", "_meet_stores", "_http", "_grpc", "serve_http"}
 
 
 def test_a_store_that_says_nothing_is_taken_to_be_away_before_the_first_request(rules: str, silent: str) -> None:
