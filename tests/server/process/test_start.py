@@ -31,8 +31,10 @@ def told(owner, name):
     setattr(owner, name, telling)
 
 
-for owner, name in ((gc, "collect"), (greeting, "sample_request"), (Node, "_meet_stores"), (Node, "_http"), (Node, "_grpc")):
-    told(owner, name)
+told(gc, "collect")
+told(greeting, "sample_request")
+for name in ("_meet_stores", "_http", "_grpc"):
+    told(Node, name)
 told(Listener, "serve_http")
 sys.exit(main(sys.argv[1:]))
 """
