@@ -26,7 +26,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[Service]:
 
 def test_checks_batches_and_readiness(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits of a user and of an address may be on different servers."""
-    monkeypatch.setattr("headgate.server.readiness._PATIENCE", 60.0)  # on a busy machine too
+    monkeypatch.setattr("headgate.server.readiness._PROBE_SECONDS", 60.0)  # on a busy machine too
     answers = [service.check(ORDER) for _ in range(4)]
     assert [(answer["allowed"], answer["degraded"]) for answer in answers] == [(True, False)] * 3 + [(False, False)]
     assert service.check(ORDER | {"principal": {"user": "u2"}}, Idempotency_Key="k")["remaining"] == 2
