@@ -79,7 +79,7 @@ GATEWAY = Record(
         "decisions": Field(_DECISIONS, "Who decides; default: a service that runs beside this gateway."),
         **fields_of(Gateway),
         "limits": Field(_LIMITS, "What the gateway bears."),
-        "admin": Field(_ADMIN, "Where metrics and health are told; default: nowhere."),
+        "admin": Field(_ADMIN, "Where metrics and health are served; default: nowhere."),
     },
     extensions=True,
 )

@@ -66,7 +66,7 @@ class GatewayListener:
 class HealthCheck:
     """How it is found out which servers of a service are healthy."""
 
-    path: str = field(metadata=needed(PATH, "What is asked for; a server that answers 200 is healthy."))
+    path: str = field(metadata=needed(PATH, "The path of the health check; a server that answers 200 is healthy."))
     interval: float = declared(Seconds(0.1, 3600), "How often; default: 5s.", 5.0)
     timeout: float = declared(Seconds(0.01, 60), "How long an answer may take; default: 1s.", 1.0)
     healthy_after: int = declared(
@@ -207,7 +207,9 @@ class DecisionService:
         is_secret=True,
     )
     on_store_failure: str = declared(
-        Scalar.choice([str(mode) for mode in Mode]), "While the store is away, where a rule does not say.", Mode.LOCAL
+        Scalar.choice([str(mode) for mode in Mode]),
+        "The mode while the store is unavailable, where a rule has none.",
+        Mode.LOCAL,
     )
     remote: UpstreamEndpoint | None = declared(
         ENDPOINT,
