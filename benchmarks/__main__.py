@@ -6,7 +6,7 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -20,7 +20,7 @@ from benchmarks.in_memory.scenarios import MANY_KEYS, Kind, Row, all_scenarios
 from benchmarks.integrations import measuring as in_frameworks
 from benchmarks.on_redis import measuring as on_redis
 from benchmarks.on_redis.cases import Amount
-from benchmarks.report import Results, environment, render, summary
+from benchmarks.report import PARTS, Results, environment, parts, render
 from benchmarks.rules import measuring as by_rules
 from benchmarks.service import measuring as by_service
 from benchmarks.service.load import LoadError, require
@@ -80,18 +80,17 @@ QUICK = Size(
     ONCE,
     (10, 100, 1000),
     ONCE,
-    by_service.Amount(0.1, ONCE, 100, warm_up=False, rows=SOME_ROWS),
+    by_service.Amount(0.1, ONCE, 100, warm_up=False, rows=SOME_ROWS, prompt=("http", "rls_redis")),
     ONCE,
     by_gateway.Amount(0.1, ONCE, redis=False),
     replay.Amount((1000, 2000), 500),
     sdk_checks=64,
     quick_clients=True,
 )
-PARTS = ("memory", "redis", "rules", "service", "integrations", "sdk", "clients", "gateway", "replay")
 
 
 class Progress:
-    """Tells on stderr what is done, how much there is, and how long it took."""
+    """Reports completed steps, their number and the elapsed time on stderr."""
 
     def __init__(self, steps: int) -> None:
         self._steps, self._done, self._start = steps, 0, monotonic()
@@ -101,34 +100,34 @@ class Progress:
         print(f"[{self._done:3}/{self._steps}] {monotonic() - self._start:4.0f} s  {what}", file=sys.stderr, flush=True)
 
 
-def run(size: Size, parts: Sequence[str] = PARTS) -> Results:
-    """Measure everything, or the named parts of it."""
+def run(size: Size, chosen: Collection[str] = PARTS) -> Results:
+    """Measure all parts, or the named ones."""
     found = environment()
-    in_memory = run_in_memory(size) if "memory" in parts else None
+    in_memory = run_in_memory(size) if "memory" in chosen else None
     redis = None
-    if "redis" in parts:
+    if "redis" in chosen:
         redis = on_redis.run(size.on_redis, size.redis_pace, Progress(on_redis.steps(size.on_redis)).done)
         found["redis-server"] = redis.server
     rules = None
-    if "rules" in parts:
+    if "rules" in chosen:
         rules = by_rules.run(size.rules, size.rules_pace, Progress(by_rules.steps()).done)
     service = None
-    if "service" in parts:
+    if "service" in chosen:
         service = by_service.run(size.service, Progress(by_service.steps(size.service)).done)
         found |= service.versions
     integrations = None
-    if "integrations" in parts:
+    if "integrations" in chosen:
         integrations = in_frameworks.run(size.integrations, Progress(in_frameworks.steps()).done)
-    of_sdk = sdk.run(size.sdk_checks, Progress(1).done) if "sdk" in parts else None
+    of_sdk = sdk.run(size.sdk_checks, Progress(1).done) if "sdk" in chosen else None
     clients = None
-    if "clients" in parts:
+    if "clients" in chosen:
         steps = len(by_clients.cases(quick=size.quick_clients))
         clients = by_clients.run(quick=size.quick_clients, done=Progress(steps).done)
     gateway = None
-    if "gateway" in parts:
+    if "gateway" in chosen:
         gateway = by_gateway.run(size.gateway, Progress(len(by_gateway.chosen(size.gateway))).done)
         found |= gateway.versions
-    of_replay = replay.run(size.replay, Progress(3).done) if "replay" in parts else None
+    of_replay = replay.run(size.replay, Progress(3).done) if "replay" in chosen else None
     return Results(found, in_memory, redis, rules, service, integrations, of_sdk, clients, gateway, of_replay)
 
 
@@ -140,7 +139,7 @@ def run_in_memory(size: Size) -> MemoryResults:
     for scenario in scenarios:
         row = decisions.measure(scenario, size.decisions)
         rows.append(row)
-        progress.done(f"{scenario}: {_told(row)}")
+        progress.done(f"{scenario}: {_outcome(row)}")
     measured = []
     for kind in Kind:
         measured.append(operations.measure(kind, size.operations))
@@ -169,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the raw numbers there as well")
     parser.add_argument(
-        "--only", choices=PARTS, default=None, help="measure this part alone; the report goes to the terminal"
+        "--only", choices=list(PARTS), default=None, help="measure this part alone; the report goes to the terminal"
     )
     parser.add_argument(
         "--rows", default="", metavar="PATTERN", help="with --only service: the rows whose id matches, as http.*|rls"
@@ -181,20 +180,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="with --only service: the Headgate of another environment is measured beside this one, in turn",
     )
     options = parser.parse_args(arguments)
-    parts = [options.only] if options.only else PARTS
+    chosen = [options.only] if options.only else list(PARTS)
     size = QUICK if options.quick else FULL
     if options.rows or options.other:
-        service = replace(size.service, rows=options.rows, other=options.other, latency=False)
+        service = replace(size.service, rows=options.rows, other=options.other, prompt=())
         size = replace(size, service=service)
     try:  # now, not when everything else is measured
-        if "service" in parts:
+        if "service" in chosen:
             require()
-        if "gateway" in parts:
+        if "gateway" in chosen:
             require(by_gateway.PROGRAMS)
             program()
     except (LoadError, UsageError) as error:
         sys.exit(str(error))
-    results = run(size, parts)
+    results = run(size, chosen)
     pages = render(results)
     if options.json:
         options.json.write_text(json.dumps(asdict(results), indent=1) + "\n", encoding="utf-8")
@@ -205,10 +204,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         page = (options.output or DOCS) / path
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
-    print(summary(results))
+    print("\n".join([part.verdicts for part in parts(results).values()]))
 
 
-def _told(row: Row) -> str:
+def _outcome(row: Row) -> str:
     faster = "no peer" if row.times_faster is None else f"{row.times_faster:.1f}x faster than the fastest peer"
     return f"{row.ours.best:.0f} ns, {row.times_floor:.1f}x floor, {faster}"
 

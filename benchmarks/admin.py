@@ -1,4 +1,4 @@
-"""Very many users and rules in a database: how long a service begins, what it holds, what changes and pages cost.
+"""Many users and rules in a database: the start of a service, its memory, and the cost of changes and pages.
 
 ::
 
@@ -68,7 +68,7 @@ async def _awaited(what: str, work: Callable[[], Awaitable[object]]) -> None:
 
 
 async def _filled(url: str, number: int) -> Database:
-    """Return a database of so many users, half of whom have an override."""
+    """Return a database of users, half of them with an override."""
     database = await Database.open(url)
     await Catalog(database).apply(RULES, ME)
     names = [f"user-{index:06}" for index in range(number)]
@@ -98,7 +98,7 @@ async def _measured(folder: Path, number: int) -> None:
         "processor time, and time by the clock"
     )
     await _awaited("begin: read the database, check, write the files", follower.begin)
-    size = (rules / "rules.json").stat().st_size / 2**20
+    size = (rules / "rules.jsonl").stat().st_size / 2**20
     gc.collect()
     before = _resident()
     live: list[LivePolicy] = []
@@ -117,7 +117,7 @@ async def _measured(folder: Path, number: int) -> None:
     }
     for what, operation in changes.items():
         await _awaited(f"{what}: changed in the database", lambda operation=operation: catalog.change([operation], ME))  # type: ignore[misc]
-        await _awaited(f"{what}: followed", follower._catch_up)  # noqa: SLF001  one step of what it does for ever
+        await _awaited(f"{what}: followed", follower._catch_up)  # noqa: SLF001  one step of its loop
         _timed(f"{what}: in force in a worker", live[0].refresh)
         if error := live[0].statistics().error:
             raise SystemExit(error)
@@ -130,11 +130,11 @@ async def _measured(folder: Path, number: int) -> None:
 async def _figures(database: Database) -> LiveFigures:
     """Measure the live figures of a node, every rule of which decides in each 2.5 seconds, and return them."""
     recorder, rules = Recorder(), [rule["id"] for rule in RULES["rules"]]
-    figures = LiveFigures(database, recorder.slices, recorder.hot_keys)
+    figures = LiveFigures(database, recorder.worker_counts, recorder.hot_keys)
 
     def decide() -> None:
         for rule in rules:
-            recorder._series.count(rule, ALLOWED)  # noqa: SLF001  as `ruled` does
+            recorder._series.count(rule, ALLOWED)  # noqa: SLF001  as `record_ruling` does
 
     for _ in range(3):
         decide()
@@ -170,7 +170,7 @@ _LOOKS = 20
 
 
 async def _pages(database: Database, policy: LivePolicy, figures: LiveFigures) -> None:
-    """Measure the pages of the console: the median of some looks, the first of which is not counted."""
+    """Measure the pages of the console: the median of some requests, without the first."""
     now = epoch_us()
     for minute in range(1, 11):
         counts = {(rule["id"], outcome): 50 for rule in RULES["rules"] for outcome in ("allowed", "denied")}
@@ -196,7 +196,7 @@ async def _pages(database: Database, policy: LivePolicy, figures: LiveFigures) -
 
 
 def main() -> None:
-    """Measure, and say it."""
+    """Measure, and print the result."""
     number = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
     with TemporaryDirectory(prefix="headgate-users-") as folder:
         asyncio.run(_measured(Path(folder), number))

@@ -1,12 +1,12 @@
-"""What live figures cost decisions: the processor time of a check while somebody looks, and while nobody does.
+"""The cost of live figures: the processor time of a check with a viewer, and without one.
 
 ::
 
     python -m benchmarks.live [ROUNDS]
 
-One service decides in memory, flat out, for many users by 20 rules. In every second round its figures are asked for
-every three seconds, as an open overview does; then it writes them as well. Counted is all that its processes use:
-those that decide and the admin plane.
+One service decides in memory, at full load, for many users by 20 rules. In every second round, its figures are
+requested every three seconds, as by an open overview, so it also writes them. The processor time is that of all its
+processes, including the admin plane.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from threading import Event, Thread
 import httpx
 
 from benchmarks.on_redis.servers import free_port
-from benchmarks.service.asking import HTTP_CHECK, USERS
 from benchmarks.service.load import Loader
+from benchmarks.service.requests import HTTP_CHECK, USERS
 from benchmarks.service.servers import Command, Cores, running, used_ns
 from headgate.admin.live import WATCHED_US
 
@@ -33,7 +33,7 @@ RULES = [{"id": f"rule{number}", "limit": 100_000_000, "window": "1h"} for numbe
 
 
 def main() -> None:
-    """Measure, and say it."""
+    """Measure, and print the result."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     http, grpc, admin = free_port(), free_port(), free_port()
     cores, url = Cores.split(), f"http://127.0.0.1:{admin}/api/v1"
@@ -64,8 +64,8 @@ def main() -> None:
                     watching.join()
     without, watched = median(found[False]), median(found[True])
     ratios = sorted(one / other for one, other in zip(found[True], found[False], strict=True))
-    print(f"nobody looks   {without:.2f} us of a core for each check: {_listed(found[False])}")
-    print(f"somebody looks {watched:.2f} us: {_listed(found[True])}")
+    print(f"without a viewer {without:.2f} us of a core for each check: {_listed(found[False])}")
+    print(f"with a viewer    {watched:.2f} us: {_listed(found[True])}")
     print(f"ratio of neighbours: median {median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}")
 
 

@@ -1,6 +1,6 @@
-"""What `headgate replay` takes for a line of a log, how much memory a longer log needs, and that it decides right.
+"""The cost of a line in `headgate replay`, its memory for long logs, and a comparison of its decisions.
 
-As a program, ``python -m benchmarks.replay LINES``, it writes a log: nothing of it is ever stored.
+As a program, ``python -m benchmarks.replay LINES``, it writes a log to a pipe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.tables import table
+from benchmarks.tables import Part, table
 from headgate.core.errors import UsageError
 from headgate.engine import Engine, Ruling
 from headgate.policy.loading import load
@@ -42,8 +42,8 @@ METHOD = f"""\
 - **The log** is in nginx's format, {PER_SECOND} lines a second: a million lines are a day. It has {USERS:,} users, by
   a law of Zipf, each with an address; a third of the lines has no user. A pipe brings it from another process.
 - **The rules** are five: by user and by address, in a minute and in a day, one of them a shadow.
-- **Equal** are the decisions of a replay and those of an `Engine` that is asked line by line: whether a request passes,
-  by which rule, and all numbers of all limits, of shadows as well.
+- **Equal** are the decisions of a replay and those of an `Engine` called line by line: whether a request passes, by
+  which rule, and all numbers of all limits, including those of shadows.
 """
 RULES = """
 version: 1
@@ -105,7 +105,7 @@ def lines() -> Iterator[str]:
 
 
 def replayed(count: int, rules: Path) -> ReplayRow:
-    """Replay so many lines by the command."""
+    """Replay a number of lines with the command."""
     writer = subprocess.Popen(  # noqa: S603  our own
         [sys.executable, "-m", "benchmarks.replay", str(count)], stdout=subprocess.PIPE
     )
@@ -119,11 +119,11 @@ def replayed(count: int, rules: Path) -> ReplayRow:
             time.sleep(0 if ended else _LOOK)
         process.returncode = os.waitstatus_to_exitcode(status)
         found.seek(0)
-        told = json.load(found)
-    if process.returncode or told["lines"] != count:
-        raise RuntimeError(f"the replay ended with {process.returncode} after {told['lines']} lines")
+        summary = json.load(found)
+    if process.returncode or summary["lines"] != count:
+        raise RuntimeError(f"the replay ended with {process.returncode} after {summary['lines']} lines")
     cpu_us = 1e6 * (usage.ru_utime + usage.ru_stime) / count
-    return ReplayRow(count, cpu_us, peak_kib / 1024, told["rules"][0]["refused"])
+    return ReplayRow(count, cpu_us, peak_kib / 1024, summary["rules"][0]["refused"])
 
 
 def _peak_kib(process: int) -> int:
@@ -138,7 +138,7 @@ def compared(count: int, log: Path) -> tuple[int, int]:
     ruleset, clock = load(RULES), ManualClock(0)
     engine = Engine(ruleset, store=MemoryStore(clock=clock))
     equal = refused = 0
-    for entry, _, (ruling,) in Replay([ruleset]).decided(LogReader([str(log)])):
+    for entry, _, (ruling,) in Replay([ruleset]).decide(LogReader(str(log))):
         clock.set(max(clock.now(), entry.at))
         principal = {"user": entry.user, "ip": entry.address} if entry.user else {"ip": entry.address}
         try:
@@ -155,7 +155,7 @@ def _numbers(ruling: Ruling | None) -> object:
 
 
 def run(amount: Amount, done: Callable[[str], None]) -> ReplayResults:
-    """Measure everything; `done` is told when a part is."""
+    """Measure everything; `done` reports each part."""
     rows = []
     with TemporaryDirectory(prefix="headgate-replay-") as folder:
         rules = Path(folder) / "rules.yaml"
@@ -169,7 +169,7 @@ def run(amount: Amount, done: Callable[[str], None]) -> ReplayResults:
     return ReplayResults(rows, amount.compared, equal, refused)
 
 
-def render(results: ReplayResults) -> str:
+def part(results: ReplayResults) -> Part:
     """Return the part about replays as Markdown."""
     head = ("lines", "us of a core, each", "lines a second of a core", "most memory, MiB", "refused")
     shown = [
@@ -177,14 +177,10 @@ def render(results: ReplayResults) -> str:
         for row in results.rows
     ]
     alike = f"{results.equal:,} of {results.compared:,} lines are decided alike, {results.refused:,} of them refused.\n"
-    return "\n".join(["# Benchmarks: Replay\n", WHAT, table(head, shown), alike, "## Method\n", METHOD])
-
-
-def in_short(results: ReplayResults) -> list[tuple[str, str, str]]:
-    """Return a line for the opening of the report."""
     few, many = results.rows
     ratio = f"{many.peak_mib / few.peak_mib:.2f} times the memory for {many.lines // few.lines} times the lines"
-    return [("line of a log that is replayed", f"{many.cpu_us:.1f} us of a core", ratio)]
+    short = [("line of a log that is replayed", f"{many.cpu_us:.1f} us of a core", ratio)]
+    return Part("Replay", "\n".join([WHAT, table(head, shown), alike]), METHOD, short)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 from benchmarks import replay, sdk
 from benchmarks.clients import report as by_clients
@@ -25,7 +26,7 @@ from benchmarks.rules.measuring import RulesResults
 from benchmarks.sdk import SdkResults
 from benchmarks.service import report as by_service
 from benchmarks.service.measuring import ServiceResults
-from benchmarks.tables import table
+from benchmarks.tables import Part, table
 
 WHAT = """\
 The cost of a decision in memory, on Redis and over the wire, as a ratio to a peer or a floor measured in the same run.
@@ -52,9 +53,23 @@ VERSIONS = (
 )
 
 
+PARTS: Mapping[str, Callable[[Any], Part]] = {
+    "memory": in_memory.part,
+    "redis": on_redis.part,
+    "rules": by_rules.part,
+    "service": by_service.part,
+    "integrations": in_frameworks.part,
+    "sdk": sdk.part,
+    "clients": by_clients.part,
+    "gateway": by_gateway.part,
+    "replay": replay.part,
+}
+"""By name, the function from the results of a part to its report."""
+
+
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All that one run measured; None is a part that was left out."""
+    """The results of a run; None: the part was not measured."""
 
     environment: dict[str, str]
     memory: MemoryResults | None = None
@@ -68,86 +83,32 @@ class Results:
     replay: ReplayResults | None = None
 
 
+def parts(results: Results) -> dict[str, Part]:
+    """Return the parts that were measured, by name."""
+    return {name: make(found) for name, make in PARTS.items() if (found := getattr(results, name)) is not None}
+
+
 def render(results: Results) -> dict[str, str]:
     """Return the report as Markdown, by the path of each page below docs: one with the results, one for each part."""
-    pages = dict(_parts(results))
-    short = ["# Benchmarks\n", WHAT, in_short(results)]
-    links = (f"[{text.partition(': ')[2].partition(chr(10))[0]}]({path})" for path, text in pages.items())
-    short += [f"Method and all rows: {', '.join(links)}.\n"]
-    short += ["## Environment\n", table(("", ""), results.environment.items())]
+    found = parts(results)
+    verdicts = "\n".join([part.verdicts for part in found.values()])
+    passed, failed = verdicts.count("PASS"), verdicts.count("**FAIL**")
+    links = ", ".join([f"[{part.title}](benchmarks/{name}.md)" for name, part in found.items()])
+    short = [
+        "# Benchmarks\n",
+        WHAT,
+        f"{passed} of {passed + failed} verdicts are PASS. Each line shows its best and its worst row.\n",
+        table(("what", "Headgate", "compared"), [line for part in found.values() for line in part.short]),
+        f"Method and all rows: {links}.\n",
+        "## Environment\n",
+        table(("", ""), results.environment.items()),
+    ]
+    pages = {f"benchmarks/{name}.md": part.page() for name, part in found.items()}
     return {"benchmarks.md": "\n".join(short), **pages}
 
 
-def _parts(results: Results) -> Iterator[tuple[str, str]]:
-    if results.memory:
-        yield "benchmarks/memory.md", in_memory.render(results.memory)
-    if results.redis:
-        yield "benchmarks/redis.md", on_redis.render(results.redis)
-    if results.rules:
-        yield "benchmarks/rules.md", by_rules.render(results.rules)
-    if results.service:
-        yield "benchmarks/service.md", by_service.render(results.service)
-    if results.integrations:
-        yield "benchmarks/integrations.md", in_frameworks.render(results.integrations)
-    if results.sdk:
-        yield "benchmarks/sdk.md", sdk.render(results.sdk)
-    if results.clients:
-        yield "benchmarks/clients.md", by_clients.render(results.clients)
-    if results.gateway:
-        yield "benchmarks/gateway.md", by_gateway.render(results.gateway)
-    if results.replay:
-        yield "benchmarks/replay.md", replay.render(results.replay)
-
-
-def in_short(results: Results) -> str:
-    """Return the whole in few lines: figures, what they are compared with, and how many aims were reached."""
-    lines: list[tuple[str, str, str]] = []
-    if results.memory:
-        lines += in_memory.in_short(results.memory.rows)
-    if results.redis:
-        lines += on_redis.in_short(results.redis.rows)
-    if results.rules:
-        lines += by_rules.in_short(results.rules.rows)
-    if results.service:
-        lines += by_service.in_short(results.service.costs)
-    if results.integrations:
-        lines += in_frameworks.in_short(results.integrations.rows)
-    if results.sdk:
-        lines += sdk.in_short(results.sdk)
-    if results.clients:
-        lines += by_clients.in_short(results.clients)
-    if results.gateway:
-        lines += by_gateway.in_short(results.gateway.rows)
-    if results.replay:
-        lines += replay.in_short(results.replay)
-    verdicts = summary(results)
-    passed, failed = verdicts.count("PASS"), verdicts.count("**FAIL**")
-    reached = f"{passed} of {passed + failed} verdicts are PASS. Each line shows its best and its worst row.\n"
-    return "\n".join((reached, table(("what", "Headgate", "compared"), lines)))
-
-
-def summary(results: Results) -> str:
-    """Return the verdicts alone."""
-    parts = []
-    if results.memory:
-        parts.append(in_memory.summary(results.memory))
-    if results.redis:
-        parts.append(on_redis.summary(results.redis.rows))
-    if results.rules:
-        parts.append(by_rules.summary(results.rules.rows))
-    if results.service:
-        parts.append(by_service.summary(results.service.costs))
-    if results.integrations:
-        parts.append(in_frameworks.summary(results.integrations.rows))
-    if results.clients:
-        parts.append(by_clients.summary(results.clients))
-    if results.gateway:
-        parts.append(by_gateway.summary(results.gateway.rows))
-    return "\n".join(parts)
-
-
 def environment() -> dict[str, str]:
-    """Return facts by name. None of them tells whose machine it is."""
+    """Return facts by name, without any that identify the machine."""
     return {
         "CPU": _cpu(),
         "cores": str(os.cpu_count()),

@@ -1,4 +1,4 @@
-"""What a check costs in the process of a client, beside the bare POST that it is made of."""
+"""The cost of a check in a client's process, beside a bare POST."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-from benchmarks.tables import between, table, times
+from benchmarks.tables import Part, between, table, times
 from headgate import Request, Ruling
 from headgate.sdk import AsyncClient, Client
 
 CHECKS = 1000
-"""In a round of one way to ask."""
+"""In a round of one kind of call."""
 ROUNDS = 3
 TOGETHER = 64
-"""Checks that wait for their answers at the same time."""
+"""Concurrent checks."""
 PATIENCE = 30.0
 WHAT = """\
 The cost of a check of the service in the process of a client, compared with the bare POST that it consists of.
@@ -54,7 +54,7 @@ class Addresses:
 
 @dataclass(frozen=True, slots=True)
 class SdkRow:
-    """What one way to ask costs."""
+    """The cost of one kind of call."""
 
     name: str
     cpu_us: float
@@ -86,35 +86,35 @@ def service() -> Iterator[Addresses]:
 
 
 def _addresses(process: subprocess.Popen[str]) -> Addresses:
-    """Return what a service says about its ports."""
-    said = ""
+    """Return the ports that a service prints."""
+    output = ""
     for line in process.stdout or ():
-        said += line
-        found = re.search(r"HTTP +https?://\S+:(\d+)(?:.|\n)*gRPC +\S+:(\d+)", said)
+        output += line
+        found = re.search(r"HTTP +https?://\S+:(\d+)(?:.|\n)*gRPC +\S+:(\d+)", output)
         if found:
             return Addresses(f"http://127.0.0.1:{found[1]}", f"grpc://127.0.0.1:{found[2]}")
-    raise RuntimeError(f"the service did not start: {said}")
+    raise RuntimeError(f"the service did not start: {output}")
 
 
 async def posted(address: str, checks: int) -> float:
     """Measure httpx alone."""
     async with httpx.AsyncClient(base_url=address, timeout=PATIENCE, trust_env=False) as http:
 
-        async def ask() -> None:
+        async def call() -> None:
             answer = await http.post("/api/v1/rate-limit/check", content=QUESTION)
             answer.raise_for_status()
 
-        return await _in_turn(ask, checks)
+        return await _in_turn(call, checks)
 
 
 async def in_turn(address: str, checks: int) -> float:
     """Measure checks in an event loop, one after the other."""
     async with AsyncClient(address, timeout=PATIENCE) as client:
 
-        async def ask() -> None:
+        async def call() -> None:
             _require_decided(await client.check(ORDER))
 
-        return await _in_turn(ask, checks)
+        return await _in_turn(call, checks)
 
 
 async def together(address: str, checks: int) -> float:
@@ -157,16 +157,16 @@ def _require_decided(ruling: Ruling) -> None:
         raise RuntimeError(f"the service did not decide: {ruling.degraded}")
 
 
-async def _in_turn(ask: Callable[[], Awaitable[None]], checks: int) -> float:
-    await ask()
+async def _in_turn(call: Callable[[], Awaitable[None]], checks: int) -> float:
+    await call()
     begun = time.process_time()
     for _ in range(checks):
-        await ask()
+        await call()
     return (time.process_time() - begun) / checks
 
 
 def measure(checks: int = CHECKS, rounds: int = ROUNDS) -> list[SdkRow]:
-    """Measure all ways to ask, in turn."""
+    """Measure all kinds of calls, in turn."""
     with service() as found:
         ways: dict[str, Callable[[], float]] = {
             "httpx, one POST after the other (the floor)": lambda: asyncio.run(posted(found.http, checks)),
@@ -186,22 +186,17 @@ def measure(checks: int = CHECKS, rounds: int = ROUNDS) -> list[SdkRow]:
 
 
 def run(checks: int, done: Callable[[str], None]) -> SdkResults:
-    """Measure everything; `done` is told when it is."""
+    """Measure everything; `done` reports the end."""
     results = SdkResults(measure(checks, ROUNDS if checks >= CHECKS else 1))
     done(", ".join(f"{row.name}: {row.cpu_us:.0f} us" for row in results.rows))
     return results
 
 
-def render(results: SdkResults) -> str:
-    """Return the part about the SDK as Markdown."""
+def part(results: SdkResults) -> Part:
+    """Return the part about the SDK of the report."""
+    floor, *others = [row.cpu_us for row in results.rows]
     head = ("client", "us per check", "x the floor")
-    shown = [(row.name, f"{row.cpu_us:.0f}", times(row.cpu_us / results.rows[0].cpu_us)) for row in results.rows]
-    return "\n".join(["# Benchmarks: SDK\n", WHAT, table(head, shown), "## Method\n", METHOD])
-
-
-def in_short(results: SdkResults) -> list[tuple[str, str, str]]:
-    """Return a line for the opening of the report."""
-    costs = [row.cpu_us for row in results.rows[1:]]
-    shares = [cost / results.rows[0].cpu_us for cost in costs]
-    told = between(costs, 0, "us"), between(shares, 2, "times a bare POST by httpx")
-    return [("check of a client of the service", *told)]
+    shown = [(row.name, f"{row.cpu_us:.0f}", times(row.cpu_us / floor)) for row in results.rows]
+    shares = between([cost / floor for cost in others], 2, "times a bare POST by httpx")
+    short = [("check of a client of the service", between(others, 0, "us"), shares)]
+    return Part("SDK", "\n".join([WHAT, table(head, shown)]), METHOD, short)

@@ -1,8 +1,9 @@
-"""Markdown tables, and how numbers and verdicts look in them."""
+"""Pages of the report as Markdown: their shape, tables, numbers and verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -13,7 +14,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def times(ratio: float | None) -> str:
-    """Return a ratio; "-" where there is nothing to compare with."""
+    """Return a ratio; "-" without a comparison."""
     return "-" if ratio is None else f"{ratio:.2f}"
 
 
@@ -30,5 +31,28 @@ def between(values: Iterable[float], digits: int, unit: str) -> str:
 
 
 def verdict(passed: bool | None) -> str:  # noqa: FBT001  the verdict on a bool
-    """Say it in a word."""
+    """Return the verdict in a word."""
     return "n/a" if passed is None else "PASS" if passed else "**FAIL**"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the report."""
+
+    title: str
+    what: str
+    """The measurement, and the aims."""
+    method: str
+    short: Sequence[tuple[str, str, str]]
+    """Lines for the page of results: what, the figures of Headgate, and their comparison."""
+    verdicts: str = ""
+    sections: Sequence[Sequence[str]] = ()
+    """The title of each, then its texts and tables."""
+
+    def page(self) -> str:
+        """Return the page of this part."""
+        sections = [("Verdicts", self.verdicts)] if self.verdicts else []
+        lines = [f"# Benchmarks: {self.title}\n", self.what]
+        for title, *texts in (*sections, ("Method", self.method), *self.sections):
+            lines += [f"## {title}\n", *texts]
+        return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The clock work: one loop for all, in alternating rounds."""
+"""Timing: one loop for all contenders, in alternating rounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Figure:
     """The cost of one call, in nanoseconds."""
 
     rounds: tuple[float, ...]
-    """Round by round; the contenders that took turns were in each of them."""
+    """By round, each of which included all contenders."""
 
     @property
     def best(self) -> float:
@@ -32,26 +32,26 @@ class Figure:
 
     @property
     def spread(self) -> float:
-        """How far the median round lies above the best one; 0.1 is 10 %."""
+        """The median round over the best one, minus 1; 0.1 is 10 %."""
         return self.median / self.best - 1
 
     def over(self, other: Figure) -> float:
-        """Return this cost over that of another in turn with it: the median of the ratios within the rounds.
+        """Return this cost over another one: the median of the ratios within the rounds.
 
-        What slows a whole round down is in both, and one lucky round of either decides nothing.
+        Disturbances of a round affect both, and single fast rounds do not count.
         """
         return median(ours / theirs for ours, theirs in zip(self.rounds, other.rounds, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long to measure: rounds go on for `seconds`, but there are at least `fewest` and at most `most`."""
+    """The length of a measurement: rounds for `seconds`, but at least `fewest` and at most `most`."""
 
     seconds: float
     fewest: int
     most: int
     calls: int = 1000
-    """In a round on one key of the library."""
+    """Calls of the library in a round, on one key."""
 
 
 def time_calls(call: Callable[[T], object], arguments: Sequence[T]) -> float:
@@ -63,9 +63,9 @@ def time_calls(call: Callable[[T], object], arguments: Sequence[T]) -> float:
 
 
 def alternate(contenders: Mapping[str, Round], pace: Pace) -> dict[str, Figure]:
-    """Measure all contenders in turn, round after round, each round starting with the next of them.
+    """Measure all contenders in each round, each round starting with another one.
 
-    So all of them meet the same conditions. The garbage collector is off meanwhile, as in `timeit`.
+    All have the same conditions. The garbage collector is off, as in `timeit`.
     """
     names = list(contenders)
     samples: dict[str, list[float]] = {name: [] for name in names}

@@ -62,7 +62,7 @@ class Api(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.style, self.limiter, self.clock = style, Limiter(quota), SystemClock()
         self.seen: list[tuple[int, int]] = []
-        """When each request came, in microseconds since 1970, and the status of its answer."""
+        """The time of each request, in microseconds since 1970, and the status of its response."""
         self.bodies: list[bytes] = []
 
     @property
@@ -110,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.clients.measuring import LONGEST, MOST_REFUSED, ClientsResults, Row
-from benchmarks.tables import between, percent, table, times, verdict
+from benchmarks.tables import Part, between, percent, table, times, verdict
 
 WHAT = f"""\
 The time that pacing clients need to send requests within the limits of a server, and the share of refused requests.
@@ -22,24 +22,14 @@ METHOD = """\
 """
 
 
-def render(results: ClientsResults) -> str:
-    """Return the part about clients as Markdown."""
-    parts = ["# Benchmarks: Clients\n", WHAT, "## Verdicts\n", summary(results), "## Method\n", METHOD]
-    return "\n".join(parts)
-
-
-def summary(results: ClientsResults) -> str:
-    """Return the verdicts."""
+def part(results: ClientsResults) -> Part:
+    """Return the part about clients of the report."""
     head = ("clients", "requests", "seconds", "ideal", "x the ideal", "refused", "verdict")
-    return table(head, [_line(row) for row in results.rows])
-
-
-def in_short(results: ClientsResults) -> list[tuple[str, str, str]]:
-    """Return a line for the opening of the report."""
     ratios = between([row.ratio for row in results.rows], 2, "times the ideal")
     refused = sum(row.refused for row in results.rows)
     share = percent(refused, sum(row.case.requests for row in results.rows), 1)
-    return [("clients of a limited API, one process and four", ratios, f"{share} refused")]
+    short = [("clients of a limited API, one process and four", ratios, f"{share} refused")]
+    return Part("Clients", WHAT, METHOD, short, table(head, [_line(row) for row in results.rows]))
 
 
 def _line(row: Row) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Who is measured."""
+"""The contenders."""
 
 from __future__ import annotations
 

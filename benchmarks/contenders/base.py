@@ -1,6 +1,6 @@
-"""What a contender is, in memory and on Redis.
+"""Contenders in memory and on Redis.
 
-To add a library, write a file like those beside this one, and name what it has in `PEERS` or `REDIS_PEERS`.
+To add a library, write a file like those in this folder, and list its contenders in `PEERS` or `REDIS_PEERS`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ def nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A contender with limits of its own, ready to be called."""
+    """A contender with its limits, ready to be called."""
 
     call: Call
-    """What is timed."""
+    """The timed call."""
     allowed: Callable[[Any], bool]
-    """Whether an answer of `call` admits the request."""
+    """Whether a result of `call` admits the request."""
     take: Call
     """The cheapest way to take one unit of each limit, for preparation."""
     settle: Callable[[], None] = nothing
-    """Wait until background work that `call` caused is over, so that it disturbs nobody else's measurement."""
+    """Wait until background work of `call` is over, so that it does not disturb other measurements."""
     close: Callable[[], None] = nothing
 
 
@@ -49,11 +49,11 @@ class Contender(Protocol):
 
     @property
     def equal(self) -> bool:
-        """Whether the answer says as much as a `Decision`: allowed, remaining, and when to come back."""
+        """Whether the result has the information of a `Decision`: allowed, remaining, and the time to retry."""
         ...
 
     def takes_part(self, kind: Kind, limits: int) -> bool:
-        """Say whether this is a way to ask the library for that many limits of that algorithm."""
+        """Whether the library supports that many limits of that algorithm in this way."""
         ...
 
     def open(self, kind: Kind, limits: tuple[Limit, ...]) -> Subject:
@@ -70,12 +70,12 @@ async def nothing_async() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """A contender with limits of its own, for one caller that waits."""
+    """A contender with its limits, for one blocking caller."""
 
     call: Call
     """Decides one request of the key; this is timed."""
     allowed: Callable[[Any], bool]
-    """Whether an answer of `call` admits the request."""
+    """Whether a result of `call` admits the request."""
     close: Callable[[], object] = nothing
 
 
@@ -103,7 +103,7 @@ class RedisContender(Protocol):
 
     @property
     def equal(self) -> bool:
-        """Whether the answer says as much as a `Decision`: allowed, remaining, and when to come back."""
+        """Whether the result has the information of a `Decision`: allowed, remaining, and the time to retry."""
         ...
 
     @property
@@ -113,15 +113,15 @@ class RedisContender(Protocol):
 
     @property
     def is_floor(self) -> bool:
-        """Whether it limits nothing and only shows what a call costs."""
+        """Whether it limits nothing, and only measures a call."""
         ...
 
     def takes_part(self, kind: Kind) -> bool:
-        """Say whether the library has that algorithm."""
+        """Return whether the library has an algorithm."""
         ...
 
     def open(self, server: str, kind: Kind, limits: tuple[Limit, ...]) -> Blocking:
-        """Return a subject whose state lives in the server of that address."""
+        """Return a subject with its state on the server at an address."""
         ...
 
     async def open_async(self, server: str, kind: Kind, limits: tuple[Limit, ...]) -> Concurrent:
@@ -130,5 +130,5 @@ class RedisContender(Protocol):
 
 
 def first(answer: tuple[Any, ...]) -> bool:
-    """Return the verdict of an answer that has more."""
+    """Return the verdict in a larger result."""
     return bool(answer[0])

@@ -1,4 +1,4 @@
-"""The floors: the least that any limiter written in Python has to do, or to ask of Redis. They limit nothing."""
+"""The floors: the minimum work of any limiter in Python, or of Redis. They limit nothing."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class SingleIncr:
 
 
 class _OnlyAsync:
-    """What the floors that need an event loop, and count one limit, have in common."""
+    """The base of floors in an event loop that count one limit."""
 
     work = "INCR"
     equal = False
@@ -153,7 +153,7 @@ class ClusterIncr(_OnlyAsync):
 
 
 class CoalescedIncr(_OnlyAsync):
-    """redis-py's `INCR`, pipelined by hand: whatever callers ask in one turn of the event loop goes in one pipeline."""
+    """redis-py's `INCR`, pipelined by hand: all calls of one turn of the event loop are one pipeline."""
 
     name = "redis-py, pipelined by hand"
 
@@ -165,25 +165,25 @@ class CoalescedIncr(_OnlyAsync):
 class _Coalesced:
     def __init__(self, client: AsyncRedis) -> None:
         self._client = client
-        self._asked: list[tuple[str, asyncio.Future[object]]] = []
+        self._waiting: list[tuple[str, asyncio.Future[object]]] = []
         self._sending: set[asyncio.Task[None]] = set()
 
     def incr(self, key: str) -> Awaitable[object]:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[object] = loop.create_future()
-        self._asked.append((key, answer))
-        if len(self._asked) == 1:
+        self._waiting.append((key, answer))
+        if len(self._waiting) == 1:
             sending = loop.create_task(self._send())
             self._sending.add(sending)
             sending.add_done_callback(self._sending.discard)
         return answer
 
     async def _send(self) -> None:
-        asked, self._asked = self._asked, []
+        waiting, self._waiting = self._waiting, []
         pipeline = self._client.pipeline(transaction=False)
-        for key, _ in asked:
+        for key, _ in waiting:
             pipeline.incr(key)
-        for (_, answer), reply in zip(asked, await pipeline.execute(), strict=True):
+        for (_, answer), reply in zip(waiting, await pipeline.execute(), strict=True):
             answer.set_result(reply)
 
 

@@ -8,7 +8,7 @@ from headgate import AsyncLimiter, Decision, Limiter
 
 
 class HeadgateMemory:
-    """`Limiter.check` as a user calls it: one call for all limits, a full `Decision` as the answer."""
+    """`Limiter.check` as a user calls it: one call for all limits, with a full `Decision`."""
 
     name = "headgate"
     work = "check"
@@ -36,7 +36,7 @@ class Degraded(AssertionError):
 
 
 class HeadgateRedis:
-    """`check` as a user calls it: one call for all limits, a full `Decision` as the answer."""
+    """`check` as a user calls it: one call for all limits, with a full `Decision`."""
 
     name = "headgate"
     work = "check"

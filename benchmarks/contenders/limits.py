@@ -33,9 +33,9 @@ Client = Literal["redispy", "coredis"]
 
 
 class LimitsMemory:
-    """`hit`, which answers yes or no, with or without `get_window_stats`, which tells remaining and reset time.
+    """`hit`, which returns a bool, with or without `get_window_stats`, which returns remaining and reset time.
 
-    Several limits are asked in turn until one refuses; the statistics are then those of all of them.
+    Several limits are checked in turn until one refuses; the statistics are then those of all of them.
     """
 
     name = "limits"
@@ -63,9 +63,9 @@ class LimitsMemory:
 
 
 class LimitsRedis:
-    """`hit`, which answers yes or no, with or without `get_window_stats`, which tells remaining and reset time.
+    """`hit`, which returns a bool, with or without `get_window_stats`, which returns remaining and reset time.
 
-    Several limits are asked in turn until one refuses; the statistics are then those of all of them.
+    Several limits are checked in turn until one refuses; the statistics are then those of all of them.
 
     Args:
         equal: with the statistics.

@@ -35,7 +35,7 @@ NewBucket = Callable[[str], AbstractBucket]
 
 
 class PyrateMemory:
-    """`Limiter.try_acquire`, which answers yes or no, with or without what the bucket can tell besides.
+    """`Limiter.try_acquire`, which returns yes or no, with or without the other information of the bucket.
 
     The library counts all names of a bucket together and leaves it to a `BucketFactory` to find the bucket of a name.
     Several limits are several rates of one bucket.
@@ -72,10 +72,10 @@ def _with_state(limiter: Limiter, buckets: BucketPerName) -> Call:
 
 
 class PyrateRedis:
-    """`Limiter.try_acquire`, which answers yes or no.
+    """`Limiter.try_acquire`, which returns yes or no.
 
     Several limits are several rates of one bucket. In an event loop the answer of `try_acquire` is awaited, rather than
-    `try_acquire_async`, which lets only one caller of a limiter ask at a time.
+    `try_acquire_async`, which admits only one caller of a limiter at a time.
     """
 
     name = "pyrate-limiter"
@@ -97,8 +97,8 @@ class PyrateRedis:
         client = AsyncRedis.from_url(server)
         script = await client.script_load(LuaScript.PUT_ITEM)
         limiter = Limiter(BucketPerName(_on_redis(client, kind, _rates(limits), script), WallClock()))
-        ask = cast("AsyncCall", partial(limiter.try_acquire, blocking=False))  # the buckets' answers are awaitable
-        return Concurrent(ask, bool, client.aclose)
+        call = cast("AsyncCall", partial(limiter.try_acquire, blocking=False))  # the buckets' results are awaitable
+        return Concurrent(call, bool, client.aclose)
 
 
 class BucketPerName(BucketFactory):

@@ -27,9 +27,9 @@ TYPES = {
 
 
 class ThrottledMemory:
-    """`Throttled.limit`; for equal work also the answer's `state`: limit, remaining, reset and retry, made on demand.
+    """`Throttled.limit`; for equal work also the result's `state`: limit, remaining, reset and retry, made on demand.
 
-    Several limits are asked in turn until one refuses; for equal work the rest are then looked at with `peek`.
+    Several limits are checked in turn until one refuses; for equal work, the others are then peeked at.
     """
 
     name = "throttled-py"
@@ -97,9 +97,9 @@ def _each(throttles: list[Throttled]) -> Call:
 
 
 class ThrottledRedis:
-    """`Throttled.limit`, whose reply has all that its `state` is made of on demand.
+    """`Throttled.limit`, whose reply has the data of its `state`, made on demand.
 
-    Several limits are asked in turn until one refuses.
+    Several limits are checked in turn until one refuses.
     """
 
     name = "throttled-py"

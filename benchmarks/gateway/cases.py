@@ -1,7 +1,7 @@
-"""What a gateway is measured with, and the Envoy of each: the file of a gateway, and what is changed of it. No I/O.
+"""The gateways to measure, and the configuration of each Envoy. No I/O.
 
-Every Envoy is told what ``headgate gateway`` tells it about the same file: the strict reading of requests, the routes,
-the problem documents. The cases differ in who is asked about a request, and by which filter.
+Every Envoy has the configuration of ``headgate gateway`` for the same file: strict parsing of requests, routes,
+problem documents. The cases differ in the service that decides, and in the filter that calls it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.service.asking import DOMAIN, PLENTY, descriptors, user
+from benchmarks.service.requests import DOMAIN, PLENTY, descriptors, user
 from benchmarks.service.servers import Setup
 from headgate.gateway.bootstrap import resources_of
 from headgate.gateway.filters import HEADGATE, SERVER
@@ -19,7 +19,7 @@ from headgate.gateway.routing import AUTHORIZATION, EXTENSION, RATE_LIMIT, Json
 from headgate.web.apikey import digest
 
 USERS = 500
-"""How many users ask, in turn."""
+"""The number of users, in turn."""
 PARAMETER = "api_key"
 WAIT = "10s"
 """How long a request waits for its decision: flat out, longer than usual."""
@@ -28,15 +28,15 @@ _STORE_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A gateway, and who decides in it."""
+    """A gateway, and the service that decides."""
 
     name: str
     what: str
     """In words of the report."""
     decides: Setup | None = None
-    """What is asked over RLS; None if nobody is, or the command runs what is."""
+    """The service to call over RLS; None without one, or if the command runs it."""
     is_command: bool = False
-    """Whether it is ``headgate gateway`` as it is, which asks Headgate by ext_authz."""
+    """Whether it is ``headgate gateway`` as it is, which calls Headgate by ext_authz."""
     redis: bool = False
 
     @property
@@ -46,7 +46,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Return all of them; the first is what the others are held against."""
+    """Return all cases; the others are compared with the first."""
     found = [Case("none", "no check")]
     for redis in (False, True):
         end, store = ("_redis", "Redis") if redis else ("", "memory")
@@ -63,7 +63,7 @@ def key(number: int) -> str:
 
 
 def path(number: int) -> str:
-    """Return what a user asks for: their key is in the query, since h2load sends the same headers for all."""
+    """Return the path for a user: the key is in the query, since h2load sends the same headers for all."""
     return f"/orders/7?{PARAMETER}={key(number)}"
 
 
@@ -74,7 +74,7 @@ def file(case: Case, port: int, upstream: int, decides: int = 0, store: str = ""
         case: which.
         port: where clients connect.
         upstream: the port of the service behind it.
-        decides: the port of what is asked, if that is not the command itself.
+        decides: the port of the deciding service, unless it is the command itself.
         store: the address of a database of Redis, if it keeps its state there.
     """
     common = {
@@ -99,8 +99,8 @@ def file(case: Case, port: int, upstream: int, decides: int = 0, store: str = ""
 
 
 def envoy(gateway: Gateway, folder: str, *, limited: bool) -> Json:
-    """Return the configuration of an Envoy that asks nobody, or, if `limited`, a rate limit service about each user."""
-    whole = resources_of(gateway, folder).whole(gateway, secret=False)
+    """Return the configuration of an Envoy without checks or, if `limited`, with a rate limit service."""
+    whole = resources_of(gateway, folder).whole(secret=False)
     for listener in whole["static_resources"]["listeners"]:
         manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
         filters = [each for each in manager["http_filters"] if each["name"] != AUTHORIZATION]
@@ -113,7 +113,7 @@ def envoy(gateway: Gateway, folder: str, *, limited: bool) -> Json:
 
 
 def _limit(routes: Sequence[Json], *, limited: bool) -> None:
-    """Take away what routes tell ext_authz, and say what a rate limit service is told."""
+    """Replace the settings of routes for ext_authz by those for a rate limit service."""
     kind = f"{EXTENSION}filters.http.ratelimit.v3.RateLimitPerRoute"
     by_user = {"actions": [{"request_headers": {"header_name": ":path", "descriptor_key": "user"}}]}
     for route in routes:
@@ -124,7 +124,7 @@ def _limit(routes: Sequence[Json], *, limited: bool) -> None:
 
 
 def _rate_limit() -> Json:
-    """Return the filter: as strict as ext_authz, and clients are told of their limits as they are by that."""
+    """Return the filter: as strict as ext_authz, with the same header fields for clients."""
     return {
         "name": RATE_LIMIT,
         "typed_config": {

@@ -18,8 +18,8 @@ import msgspec
 from benchmarks.gateway.cases import USERS, Case, cases, envoy, file, path
 from benchmarks.on_redis.servers import START_SECONDS, Server, free_port, redis_server
 from benchmarks.service import servers
-from benchmarks.service.asking import WrongAnswer
 from benchmarks.service.load import PATIENCE, LoadError, read_h2load, require
+from benchmarks.service.requests import WrongResult
 from benchmarks.service.servers import Command, Cores, Setup, processes, running, used_ns
 from benchmarks.timing import Figure, Pace, alternate
 from headgate.gateway.envoy import program
@@ -94,29 +94,29 @@ class Subject:
     requests: int = 0
 
     def prepare(self) -> None:
-        """Wait until it answers, and see that it counts."""
+        """Wait until it responds, and verify that it counts."""
         give_up = monotonic() + START_SECONDS
         while True:
             try:
                 left = self._left()
-            except (OSError, HTTPException, WrongAnswer):
+            except (OSError, HTTPException, WrongResult):
                 if monotonic() > give_up:
                     raise
                 sleep(0.02)
             else:
                 break
         if left is not None and self._left() != left - 1:
-            raise WrongAnswer(f"{self.case.what}: a request is not counted")
+            raise WrongResult(f"{self.case.what}: a request is not counted")
 
     def round(self, seconds: float) -> float:
-        """Send requests for about so many seconds; returns nanoseconds per request. Raises WrongAnswer, LoadError."""
+        """Send requests for about `seconds`; return nanoseconds per request. Raises WrongResult, LoadError."""
         requests = max(2 * CONNECTIONS, int(self.rate * seconds))
         left = self._left()
         before = used_ns(self.envoy), self.decides(), self._stored_us()
         took = self._loaded(requests)
         after = used_ns(self.envoy), self.decides(), self._stored_us()
         if left is not None and left - (self._left() or 0) <= requests // USERS:
-            raise WrongAnswer(f"{self.case.what}: of {requests} requests, too few are counted")
+            raise WrongResult(f"{self.case.what}: of {requests} requests, too few are counted")
         self.envoy_ns.append((after[0] - before[0]) / requests)
         self.decides_ns.append((after[1] - before[1]) / requests)
         self.store_us += after[2] - before[2]
@@ -134,20 +134,20 @@ class Subject:
         self.envoy_ns, self.decides_ns, self.store_us, self.requests = [], [], 0.0, 0
 
     def _left(self) -> int | None:
-        """Ask for user 0, and return what they have left; None where nobody decides. Raises WrongAnswer."""
+        """Send a request for user 0, and return the remainder; None without a limit. Raises WrongResult."""
         with closing(HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
             connection.request("GET", path(0))
             answer = connection.getresponse()
             answer.read()
         if answer.status != HTTPStatus.OK:
-            raise WrongAnswer(f"{self.case.what}: {answer.status}")
-        told = answer.headers.get(_REMAINING)
-        if (told is None) is (self.case.is_command or self.case.decides is not None):
-            raise WrongAnswer(f"{self.case.what}: {_REMAINING} is {told}")
-        return None if told is None else int(told)
+            raise WrongResult(f"{self.case.what}: {answer.status}")
+        remaining = answer.headers.get(_REMAINING)
+        if (remaining is None) is (self.case.is_command or self.case.decides is not None):
+            raise WrongResult(f"{self.case.what}: {_REMAINING} is {remaining}")
+        return None if remaining is None else int(remaining)
 
     def _loaded(self, requests: int) -> float:
-        """Let h2load ask so often, for one user after the other; returns seconds."""
+        """Send requests of users in turn by h2load; return seconds."""
         with TemporaryDirectory(prefix="headgate-bench-") as folder:
             addresses = Path(folder) / "addresses"
             addresses.write_text("".join(f"http://127.0.0.1:{self.port}{path(number)}\n" for number in range(USERS)))
@@ -163,12 +163,12 @@ class Subject:
 
 
 def chosen(amount: Amount) -> list[Case]:
-    """Return the cases that are asked for and whose programs are here."""
+    """Return the requested cases whose programs are installed."""
     return [case for case in cases() if case.is_here and (amount.redis or not case.redis)]
 
 
 def run(amount: Amount, done: Callable[[str], None]) -> GatewayResults:
-    """Measure everything; `done` is told of each case. Raises LoadError if a program is missing."""
+    """Measure everything; `done` reports each case. Raises LoadError if a program is missing."""
     require(PROGRAMS)
     cores, wanted = Cores.split(), chosen(amount)
     elsewhere = Cores(cores.others, cores.others)
@@ -189,14 +189,14 @@ def run(amount: Amount, done: Callable[[str], None]) -> GatewayResults:
         times = alternate({name: _turn(subject, amount.seconds) for name, subject in subjects.items()}, amount.pace)
         rows = {name: subject.row(times[name]) for name, subject in subjects.items()}
     for row in rows.values():
-        told = f"Envoy {row.envoy.best / 1000:.0f} us, decisions {row.decides.best / 1000:.0f} us"
-        done(f"{row.case.what}: {row.per_second:,.0f}/s, {told}")
+        costs = f"Envoy {row.envoy.best / 1000:.0f} us, decisions {row.decides.best / 1000:.0f} us"
+        done(f"{row.case.what}: {row.per_second:,.0f}/s, {costs}")
     return GatewayResults(rows, {"Envoy": _version()})
 
 
 @contextmanager
 def _started(case: Case, cores: Cores, upstream: int, store: Server | None, database: int) -> Iterator[Subject]:
-    """Start a gateway, and what it asks, for the length of a with block."""
+    """Start a gateway, and the service that it calls, for a with block."""
     port = free_port()
     kept = store if case.redis else None
     address = kept.address(database) if kept else ""
@@ -213,9 +213,18 @@ def _started(case: Case, cores: Cores, upstream: int, store: Server | None, data
             (found,) = [each for each in processes(process) if _is_envoy(each)]
             yield Subject(case, port, found, lambda: used_ns(process) - used_ns(found), cores, kept)
             return
-        told = folder / "envoy.json"
-        told.write_bytes(msgspec.json.encode(envoy(load_gateway(settings), name, limited=served is not None)))
-        command = [program(), "-c", str(told), "--disable-hot-restart", "--concurrency", "1", "--log-level", "error"]
+        configuration = folder / "envoy.json"
+        configuration.write_bytes(msgspec.json.encode(envoy(load_gateway(settings), name, limited=served is not None)))
+        command = [
+            program(),
+            "-c",
+            str(configuration),
+            "--disable-hot-restart",
+            "--concurrency",
+            "1",
+            "--log-level",
+            "error",
+        ]
         process = stack.enter_context(running(Command(command, (port,)), cores, folder / "log"))
         yield Subject(case, port, process, served.used_ns if served else lambda: 0, cores, kept)
 
@@ -230,5 +239,5 @@ def _turn(subject: Subject, seconds: float) -> Callable[[int], float]:
 
 def _version() -> str:
     """Return the version of Envoy: ``envoy  version: HASH/1.38.3/Clean/RELEASE/BoringSSL``."""
-    told = subprocess.run([program(), "--version"], capture_output=True, text=True, check=True)  # noqa: S603  ours
-    return told.stdout.strip().rpartition(" ")[2].split("/")[1]
+    ended = subprocess.run([program(), "--version"], capture_output=True, text=True, check=True)  # noqa: S603  ours
+    return ended.stdout.strip().rpartition(" ")[2].split("/")[1]

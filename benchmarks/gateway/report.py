@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from benchmarks.gateway.cases import USERS
 from benchmarks.gateway.measuring import CONNECTIONS, GatewayResults, Row
-from benchmarks.tables import between, table, times, verdict
+from benchmarks.tables import Part, between, table, times, verdict
 from benchmarks.timing import Figure
 
 Rows = Mapping[str, Row]
 FLOOR, OURS, PEER = "none", "rls_redis", "ratelimit_redis"
 MOST_OF_PEER = 1.0
-"""What a request costs with Headgate, Envoy included, is at most this share of what it costs with the peer."""
+"""The largest cost of a request with Headgate, including Envoy, as a share of the cost with the peer."""
 WHAT = """\
 The cost of a decision about each request in a gateway: Envoy in front of a service, with and without a check. The
 aim: with the same check over RLS, Envoy and Headgate together use no more processor time than Envoy and
@@ -36,14 +36,17 @@ METHOD = f"""\
 """
 
 
-def render(results: GatewayResults) -> str:
-    """Return the part about the gateway as Markdown."""
-    parts = ["# Benchmarks: Gateway\n", WHAT, "## Verdicts\n", summary(results.rows), "## Method\n", METHOD]
-    return "\n".join([*parts, "## Numbers\n", _numbers(results.rows)])
+def part(results: GatewayResults) -> Part:
+    """Return the part about the gateway of the report."""
+    rows = results.rows
+    ours = [row for name, row in rows.items() if name not in {FLOOR, PEER}]
+    costs = between([row.cpu.best / 1000 for row in ours], 0, "us of Envoy and Headgate")
+    ratios = between([row.cpu.over(rows[FLOOR].cpu) for row in ours], 2, "times Envoy without a check")
+    short = [("request through the gateway", costs, ratios)]
+    return Part("Gateway", WHAT, METHOD, short, _verdict(rows), [("Numbers", _numbers(rows))])
 
 
-def summary(rows: Rows) -> str:
-    """Return the verdicts, as Markdown."""
+def _verdict(rows: Rows) -> str:
     head = ("processor time of Envoy and what decides", "us", "x ratelimit", "aim", "verdict")
     row, ratio = rows.get(OURS), None
     if row is not None:
@@ -51,14 +54,6 @@ def summary(rows: Rows) -> str:
     passed = None if ratio is None else ratio <= MOST_OF_PEER
     cost = "-" if row is None else _us(row.cpu)
     return table(head, [("Headgate by RLS, Redis", cost, times(ratio), f"at most {MOST_OF_PEER:g}", verdict(passed))])
-
-
-def in_short(rows: Rows) -> Iterator[tuple[str, str, str]]:
-    """Return what it comes to: what, how much, and compared with what."""
-    ours = [row for name, row in rows.items() if name not in {FLOOR, PEER}]
-    costs = between([row.cpu.best / 1000 for row in ours], 0, "us of Envoy and Headgate")
-    ratios = between([row.cpu.over(rows[FLOOR].cpu) for row in ours], 2, "times Envoy without a check")
-    yield "request through the gateway", costs, ratios
 
 
 def _numbers(rows: Rows) -> str:

@@ -56,9 +56,9 @@ PATTERNS = (
 )
 
 
-def generate(scale: float = 1.0, seed: int = SEED) -> list[Request]:
+def generate(scale: float = 1.0) -> list[Request]:
     """Return the trace in order of time; `scale` changes the number of clients."""
-    source = random.Random(seed)
+    source = random.Random(SEED)
     requests: list[Request] = []
     client = 0
     for pattern in PATTERNS:
@@ -117,7 +117,7 @@ class Tally:
     """Those of them that had room for this one request only."""
     counter_refusals: int = 0
     log_refusals: int = 0
-    """What the log refuses of the same requests when it decides by itself."""
+    """The refusals of the log alone for the same requests."""
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class Client:
     """All states that are kept for one client during the replay."""
 
     counter: State = None
-    admitted: State = None  # a log of what the counter admitted
+    admitted: State = None  # a log of the counter's admissions
     log: State = None
     every_counted: State = None
     every_logged: State = None
@@ -168,7 +168,7 @@ class Replay:
             tally.log_refusals += not by_log.allowed
 
     def _count(self, client: Client, now: int) -> tuple[bool, float]:
-        """Count the request, whatever becomes of it, as Cloudflare does.
+        """Count the request, admitted or not, as Cloudflare does.
 
         Returns whether the estimated rate is on the wrong side of the limit, and its relative error.
         """

@@ -1,4 +1,4 @@
-"""Measures one scenario: open everybody, verify the answers, take turns, verify again."""
+"""Measures one scenario: open all contenders, verify the results, time them in turn, verify again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLICES = 5
 
 
 class WrongPath(AssertionError):
-    """A contender did not answer as the scenario demands, so its time would mean nothing."""
+    """A result of a contender is not that of the scenario, so its time would be meaningless."""
 
 
 class Course:
@@ -46,7 +46,7 @@ class Course:
         return [key] * self._calls
 
     def verify(self, contender: Contender, subject: Subject, when: str) -> None:
-        """Raise WrongPath unless every answer is the one the scenario is about."""
+        """Raise WrongPath unless every result is that of the scenario."""
         if contender is FLOOR:
             return
         keys = self._many if self._scenario.keys > 1 else self.keys(when)
@@ -68,7 +68,7 @@ def measure(scenario: Scenario, pace: Pace) -> Row:
     try:
         return _measure(scenario, pace)
     except WrongPath:
-        return _measure(scenario, pace)  # a day may have ended meanwhile, and with it a window
+        return _measure(scenario, pace)  # a day, and with it a window, may have ended
 
 
 def _measure(scenario: Scenario, pace: Pace) -> Row:

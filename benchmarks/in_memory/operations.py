@@ -22,7 +22,7 @@ from headgate import AsyncLimiter, Limiter
 CALLS = 1000
 LIMITS = (Limit(CALLS, DAY),)
 ODD_LIMITS = (Limit(1009, DAY),)
-"""A prime: a unit takes no whole number of microseconds to come back."""
+"""A prime: a unit is not restored in a whole number of microseconds."""
 NAMES = ("floor", "check", "check, odd limit", "check, new key", "AsyncLimiter.check", "peek", "refund")
 MOST_TIMES_CHECK = 2.0
 """A peek takes at most this many times a check."""
@@ -36,14 +36,14 @@ KEPT_LIMITS = (Limit(1000, WEEK),)
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """What the operations cost with one algorithm, by name."""
+    """The costs of the operations with one algorithm, by name."""
 
     kind: Kind
     figures: dict[str, Figure]
 
     @property
     def peek_times_check(self) -> float:
-        """What a peek costs over what a check costs."""
+        """The cost of a peek over that of a check."""
         return self.figures["peek"].over(self.figures["check"])
 
     @property
@@ -98,7 +98,7 @@ def _in_event_loop(name: str, check: Callable[[str], Awaitable[object]], runner:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What is kept for each of `keys` keys after `admissions` admissions each."""
+    """The memory for each of `keys` keys after `admissions` admissions."""
 
     kind: Kind
     contender: str
@@ -123,7 +123,7 @@ def tasks(keys: int) -> list[tuple[Contender, Kind, int, int]]:
     """Return the arguments of all measurements: contender, algorithm, keys, admissions per key."""
     found: list[tuple[Contender, Kind, int, int]] = []
     for kind in Kind:
-        if kind is Kind.LEAKY_QUEUE:  # keeps what the leaky bucket keeps
+        if kind is Kind.LEAKY_QUEUE:  # has the state of the leaky bucket
             continue
         contenders = [OURS, *(peer for peer in PEERS if peer.equal and peer.takes_part(kind, 1))]
         found += [(contender, kind, keys, 1) for contender in contenders]
@@ -134,7 +134,7 @@ def tasks(keys: int) -> list[tuple[Contender, Kind, int, int]]:
 
 
 def footprint(contender: Contender, kind: Kind, keys: int, admissions: int) -> Footprint:
-    """Give each of `keys` keys `admissions` admissions and return what is allocated then."""
+    """Admit `admissions` requests for each of `keys` keys, and return the allocated memory."""
     gc.collect()
     tracemalloc.start()
     try:

@@ -1,1 +1,1 @@
-"""What a limit costs an application per request, beside what the usual limiters of its framework cost it."""
+"""The cost of a limit per request of an application, beside the usual limiters of its framework."""

@@ -1,4 +1,4 @@
-"""The applications: one route that answers at once, without a limiter and with each, called without a server."""
+"""The applications: one route that responds at once, without a limiter and with each, called without a server."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from headgate.integrations.flask import RateLimits
 
 PLAIN, OURS = "without", "headgate"
 MEMORY = "memory"
-"""The store of limits that each process has for itself; all others are addresses of Redis."""
+"""The store of limits of one process; all others are addresses of Redis."""
 CLIENT = "203.0.113.9"
 KEPT: list[Any] = []
 """All applications and event loops there were: limiters leave connections open, and uvloop would wait for their end."""
 AT_ONCE = 16
 """Requests that are under way at a time where the application is asynchronous, as in a server that is busy."""
 Requests = Callable[[int], list[int]]
-"""Sends so many requests; returns the statuses of the answers."""
+"""Sends a number of requests; returns the statuses of the responses."""
 
 
 def starlette(name: str, store: str, limits: str) -> Any:
@@ -117,7 +117,7 @@ def _dependency(store: str, limits: str) -> Any:
 
 
 class _OnRedis:
-    """A dependency of fastapi-limiter whose bucket is made in the event loop that it is used in."""
+    """A dependency of fastapi-limiter whose bucket is created in its event loop."""
 
     def __init__(self, rates: list[Rate], store: str) -> None:
         self._rates, self._store = rates, store
@@ -152,14 +152,14 @@ def flask(name: str, store: str, limits: str) -> Any:
 
 @contextmanager
 def called_by_asgi(app: Any) -> Iterator[Requests]:
-    """Call an ASGI application as a server does, in an event loop of its own: uvloop's, as uvicorn has it."""
+    """Call an ASGI application as a server does, in a new event loop of uvloop, as in uvicorn."""
     loop = uvloop.new_event_loop()
     asgi = {"version": "3.0", "spec_version": "2.3"}
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    async def asked(times: int) -> list[int]:
+    async def statuses_of(times: int) -> list[int]:
         statuses: list[int] = []
         left = iter(range(times))
         await asyncio.gather(*[one_after_the_other(left, statuses) for _ in range(AT_ONCE)])
@@ -177,7 +177,7 @@ def called_by_asgi(app: Any) -> Iterator[Requests]:
             await app({**scope, **more, "headers": headers, "client": (CLIENT, 4711), "state": {}}, receive, send)
 
     KEPT.append((loop, app))
-    yield lambda times: loop.run_until_complete(asked(times))
+    yield lambda times: loop.run_until_complete(statuses_of(times))
 
 
 @contextmanager
@@ -185,7 +185,7 @@ def called_by_wsgi(app: Any) -> Iterator[Requests]:
     """Call a WSGI application as a server does."""
     KEPT.append(app)
 
-    def asked(times: int) -> list[int]:
+    def statuses_of(times: int) -> list[int]:
         statuses = []
 
         def start_response(status: str, headers: Any, exc_info: Any = None) -> None:  # noqa: ARG001
@@ -200,7 +200,7 @@ def called_by_wsgi(app: Any) -> Iterator[Requests]:
             answer.close()
         return statuses
 
-    yield asked
+    yield statuses_of
 
 
 CASES = {
@@ -210,4 +210,4 @@ CASES = {
     "FastAPI, one route": (fastapi_route, called_by_asgi, "fastapi-limiter"),
     "Flask, all routes": (flask, called_by_wsgi, "flask-limiter"),
 }
-"""What is called, how, and who else limits it."""
+"""The application, how to call it, and its usual limiters."""

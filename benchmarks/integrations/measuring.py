@@ -15,7 +15,7 @@ from benchmarks.timing import Figure, Pace, Round, alternate
 LIMIT = 1_000_000
 """Requests a minute that all are limited to: none is refused."""
 MOST_SHARE = 1 / 3
-"""Of what the usual limiter of the framework costs, at most so much is ours to cost."""
+"""Our largest cost, as a share of that of the framework's usual limiter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class IntegrationResults:
 
 
 class NotLimited(AssertionError):
-    """A limiter did not do what it is measured for, so the time would mean nothing."""
+    """A limiter did not limit, so its time would be meaningless."""
 
 
 def steps() -> int:
@@ -66,7 +66,7 @@ def steps() -> int:
 
 
 def run(pace: Pace, done: Callable[[str], None]) -> IntegrationResults:
-    """Measure everything; `done` is told of each step."""
+    """Measure everything; `done` reports each step."""
     rows = []
     with redis_server() as server:
         for store in (MEMORY, server.address()):
@@ -100,7 +100,7 @@ def verify(what: str, statuses: Sequence[int]) -> None:
 
 
 def _round(requests: Requests, calls: int) -> Round:
-    requests(10)  # what is made at the first request is not measured
+    requests(10)  # the first requests create objects
 
     def timed(_: int) -> float:
         start = process_time_ns()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from benchmarks.integrations.cases import AT_ONCE
 from benchmarks.integrations.measuring import LIMIT, IntegrationResults, Row
-from benchmarks.tables import between, table, times, verdict
+from benchmarks.tables import Part, between, table, times, verdict
 from benchmarks.timing import Figure
 
 WHAT = """\
@@ -31,24 +31,15 @@ METHOD = f"""\
 """
 
 
-def render(results: IntegrationResults) -> str:
-    """Return the part about integrations as Markdown."""
-    parts = ["# Benchmarks: Integrations\n", WHAT, "## Verdicts\n", summary(results.rows)]
-    parts += ["## Method\n", METHOD, "## Numbers\n", _numbers(results.rows)]
-    return "\n".join(parts)
-
-
-def in_short(rows: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
-    """Return what it comes to: what, how much, and compared with what."""
+def part(results: IntegrationResults) -> Part:
+    """Return the part about integrations of the report."""
+    rows = results.rows
     costs = between([row.overhead_us for row in rows], 0, "us")
     shares = between([row.share for row in rows], 2, "times that of slowapi, fastapi-limiter, flask-limiter")
-    yield "limit of a web application, per request", costs, shares
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """Return the verdicts, as Markdown."""
+    short = [("limit of a web application, per request", costs, shares)]
     head = ("what", "Headgate, us", "peer, us", "Headgate / peer", "aim", "verdict")
-    return table(head, [_line(row) for row in rows])
+    verdicts = table(head, [_line(row) for row in rows])
+    return Part("Integrations", WHAT, METHOD, short, verdicts, [("Numbers", _numbers(rows))])
 
 
 def _line(row: Row) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""What is measured on Redis, and what the numbers are held against. Pure: no server is asked."""
+"""The cases on Redis, and their aims. Pure: without servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_TIMES_INCR_ALONE = 1.1
 
 
 class Way(StrEnum):
-    """Who calls."""
+    """The callers."""
 
     TOGETHER = "64 callers"
     ASYNC = "one async caller"
@@ -28,7 +28,7 @@ class Way(StrEnum):
 
 
 class Traffic(StrEnum):
-    """Which keys are called, and what every answer must be."""
+    """The keys, and the expected results."""
 
     MANY = "many keys"
     HOT = "one key"
@@ -68,7 +68,7 @@ class Case:
 
     @property
     def allows(self) -> bool:
-        """The answer that every timed call must get."""
+        """The expected result of every timed call."""
         return self.traffic is not Traffic.REFUSED
 
     def all_keys(self) -> list[str]:
@@ -87,11 +87,11 @@ class Case:
         return [f"user:round {number}" if self.traffic is Traffic.HOT else "user:1"] * self.calls
 
 
-# Long windows, so that none rolls over and not even one unit comes back while a case is measured.
+# Long windows: none ends, and no unit is restored, during a case.
 ALLOWING = (Limit(10_000, DAY), Limit(50_000, WEEK), Limit(150_000, MONTH))
 REFUSING = (Limit(2, DAY), Limit(10, WEEK), Limit(30, MONTH))
 PROVING = (Limit(3, DAY), Limit(15, WEEK), Limit(45, MONTH))
-"""Small enough to be used up, to see that a contender limits at all."""
+"""Small enough to be used up, to verify that a contender limits."""
 
 KINDS = (
     Kind.GCRA,
@@ -169,12 +169,12 @@ def _limits(traffic: Traffic) -> tuple[Limit, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a decision costs a contender."""
+    """The cost of a contender's decision."""
 
     name: str
     work: str
     equal: bool
-    """Whether the answer says as much as ours."""
+    """Whether the result has as much information as ours."""
     time: Figure
     """Nanoseconds on the clock: with many callers, of all together."""
     client_us: float
@@ -207,12 +207,12 @@ class Row:
 
     @property
     def best_peer(self) -> Cost | None:
-        """The fastest peer call, however little it answers."""
+        """The fastest call of all peers, even with less information."""
         return self._closest(self.peers)
 
     @property
     def best_equal_peer(self) -> Cost | None:
-        """The fastest peer whose answer says as much as ours."""
+        """The fastest peer whose result has as much information as ours."""
         return self._closest(peer for peer in self.peers if peer.equal)
 
     @property

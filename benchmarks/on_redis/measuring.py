@@ -1,4 +1,4 @@
-"""Measures the Redis part: who calls how, who takes turns, and what the server keeps. Every answer is looked at."""
+"""Measures the Redis part: callers, rounds, and the memory of the server. Every result is verified."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from benchmarks.timing import Figure, Pace, alternate
 Address = Callable[[RedisContender], str]
 
 
-class WrongAnswer(AssertionError):
-    """A contender did not answer as the case demands, so its time would mean nothing."""
+class WrongResult(AssertionError):
+    """A result of a contender is not that of the case, so its time would be meaningless."""
 
 
 class Driver(Protocol):
     """Calls one contender."""
 
     def run(self, keys: Sequence[str]) -> tuple[int, list[Any]]:
-        """Ask once for each key; returns nanoseconds for all, and the answers."""
+        """Call once for each key; return the total nanoseconds, and the results."""
         ...
 
     def allowed(self, answer: Any) -> bool: ...
@@ -59,7 +59,7 @@ class Alone:
         call, answers = self._subject.call, []
         start = perf_counter_ns()
         for key in keys:
-            answers.append(call(key))  # noqa: PERF401  the loop that the others have
+            answers.append(call(key))  # noqa: PERF401  the same loop as the others
         return perf_counter_ns() - start, answers
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Alone:
 
 
 class InLoop:
-    """So many callers in an event loop, each asking for the next key as soon as it has its answer."""
+    """Concurrent callers in an event loop, each with one call at a time."""
 
     def __init__(self, subject: Concurrent, runner: asyncio.Runner, callers: int) -> None:
         self._subject, self._runner, self._callers = subject, runner, callers
@@ -85,7 +85,7 @@ async def _together(call: AsyncCall, keys: Sequence[str], callers: int) -> tuple
 
     async def caller() -> None:
         for key in turn:
-            answers.append(await call(key))  # noqa: PERF401  answers come in any order, and each is awaited alone
+            answers.append(await call(key))  # noqa: PERF401  results arrive in any order, and each is awaited alone
 
     start = perf_counter_ns()
     if callers == 1:
@@ -110,7 +110,7 @@ def driver(contender: RedisContender, server: str, case: Case, runner: asyncio.R
 
 
 def prove(contender: RedisContender, server: str, case: Case, runner: asyncio.Runner) -> None:
-    """Raise WrongAnswer unless the contender admits as many as the limit says, and then refuses."""
+    """Raise WrongResult unless the contender admits exactly the limit, and then refuses."""
     limits = PROVING[: len(case.limits)]
     if case.way is Way.BLOCKING:
         tried: Driver = Alone(contender.open(server, case.kind, limits))
@@ -123,16 +123,16 @@ def prove(contender: RedisContender, server: str, case: Case, runner: asyncio.Ru
     finally:
         tried.close()
     if found != [True] * units + [False]:
-        raise WrongAnswer(f"{case}: {contender.name} ({contender.work}) does not limit to {units}: {found}")
+        raise WrongResult(f"{case}: {contender.name} ({contender.work}) does not limit to {units}: {found}")
 
 
 def verify(contender: RedisContender, driver: Driver, case: Case, answers: list[Any]) -> None:
-    """Raise WrongAnswer unless every answer is the one that the case is about."""
+    """Raise WrongResult unless every result is that of the case."""
     if not contender.is_floor:
         wrong = sum(driver.allowed(answer) is not case.allows for answer in answers)
         if wrong:
             expected = "allowed" if case.allows else "denied"
-            raise WrongAnswer(
+            raise WrongResult(
                 f"{case}: {wrong} of {len(answers)} answers of {contender.name} ({contender.work}) are not {expected}"
             )
 
@@ -177,10 +177,10 @@ class Course:
 
 
 def measure(case: Case, server: Server, pace: Pace) -> Row:
-    """Return what one decision of `case` costs each contender. Each has a database of its own.
+    """Return the cost of one decision of `case` by each contender, each with its own database.
 
     Raises:
-        WrongAnswer: a contender does not limit, or answered otherwise than the case demands, twice in a row.
+        WrongResult: a contender does not limit, or answered otherwise than the case demands, twice in a row.
     """
     peers = [peer for peer in REDIS_PEERS if peer.takes_part(case.kind) and _can_be_called(peer, case)]
     others = [floor for floor in REDIS_OTHER_FLOORS if case.other_floors and _can_be_called(floor, case)]
@@ -209,8 +209,8 @@ def _with_second_try(
 ) -> list[Cost]:
     try:
         return _measure(case, server, contenders, address, pace)
-    except WrongAnswer:
-        return _measure(case, server, contenders, address, pace)  # a day may have ended meanwhile, and with it a window
+    except WrongResult:
+        return _measure(case, server, contenders, address, pace)  # a day, and with it a window, may have ended
 
 
 def _measure(
@@ -232,7 +232,7 @@ def _measure(
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What the server keeps for one client after `admissions` admissions under `limits` limits."""
+    """The server's memory for one client after `admissions` admissions under `limits` limits."""
 
     kind: Kind
     limits: int
@@ -243,7 +243,7 @@ class Footprint:
 
 def footprints(server: Server, clients: int) -> Iterator[Footprint]:
     """Yield the footprint of every algorithm in every library that has it."""
-    libraries = {peer.name: peer for peer in REDIS_PEERS}  # what is asked besides does not change what is kept
+    libraries = {peer.name: peer for peer in REDIS_PEERS}  # further calls do not change the stored data
     contenders = [REDIS_FLOOR, REDIS_OURS, *libraries.values()]
     for kind, limits, admissions in footprint_tasks():
         server.forget()
@@ -256,7 +256,7 @@ def footprints(server: Server, clients: int) -> Iterator[Footprint]:
 
 
 def footprint_tasks() -> list[tuple[Kind, tuple[Limit, ...], int]]:
-    """Return what is measured: algorithm, limits, admissions per client."""
+    """Return the footprints to measure: algorithm, limits, admissions per client."""
     one = [(kind, ALLOWING[:1], 1) for kind in KINDS]
     return [*one, (Kind.SLIDING_WINDOW_LOG, ALLOWING[:1], LOG_ADMISSIONS), (Kind.GCRA, ALLOWING, 1)]
 
@@ -284,12 +284,12 @@ def steps(amount: Amount) -> int:
 
 
 def run(amount: Amount, pace: Pace, done: Callable[[str], None]) -> RedisResults:
-    """Measure everything; `done` is told of each step."""
+    """Measure everything; `done` reports each step."""
     rows: list[Row] = []
     with redis_server() as server:
         for case in all_cases(amount):
             rows.append(measure(case, server, pace))
-            done(told(rows[-1]))
+            done(summary_of(rows[-1]))
         found = []
         for kept in footprints(server, amount.clients):
             found.append(kept)
@@ -299,12 +299,12 @@ def run(amount: Amount, pace: Pace, done: Callable[[str], None]) -> RedisResults
     with redis_cluster() as cluster:
         for case in cluster_cases(amount):
             rows.append(measure_cluster(case, cluster, pace))
-            done(told(rows[-1]))
+            done(summary_of(rows[-1]))
     return RedisResults(version, rows, found)
 
 
-def told(row: Row) -> str:
-    """Say in a line what came out."""
+def summary_of(row: Row) -> str:
+    """Return the result in a line."""
     peers = "" if row.times_peer is None else f", {row.times_peer:.2f}x the fastest peer"
     each = f"{row.ours.time.median / 1000:.0f} us" if row.case.callers == 1 else f"{row.ours.per_second:,.0f}/s"
     return f"{row.case}: {each}, {row.times_floor:.2f}x INCR{peers}, server {row.ours.server_us:.1f} us"

@@ -19,7 +19,7 @@ from benchmarks.on_redis.cases import (
 )
 from benchmarks.on_redis.measuring import Footprint, RedisResults
 from benchmarks.on_redis.servers import PRIMARIES
-from benchmarks.tables import between, table, times, verdict
+from benchmarks.tables import Part, between, table, times, verdict
 
 
 def _limits(limits: tuple[Limit, ...]) -> str:
@@ -108,22 +108,22 @@ Bytes of the server's memory per client, all its keys together. A client's name 
 """
 
 
-Question = tuple[str, Callable[[Row], float | None], Callable[[Row], bool | None], str]
-"""What is asked of a row, its measure, its verdict, and the aim."""
+Aim = tuple[str, Callable[[Row], float | None], Callable[[Row], bool | None], str]
+"""A ratio of rows: its name, its value, its verdict, and its bound."""
 
-PEER: Question = (
+PEER: Aim = (
     "x the best peer",
     lambda row: row.times_peer,
     lambda row: row.beats_peers,
     f"at least {LEAST_TIMES_PEER:g}",
 )
-FLOOR: Question = (
+FLOOR: Aim = (
     "x `INCR`",
     lambda row: row.times_floor,
     lambda row: row.beats_floor,
     f"above {LEAST_TIMES_INCR:g}",
 )
-LATENCY: Question = (
+LATENCY: Aim = (
     "time, x `INCR`",
     lambda row: row.latency,
     lambda row: row.is_prompt,
@@ -131,43 +131,24 @@ LATENCY: Question = (
 )
 
 
-def render(results: RedisResults) -> str:
-    """Return the Redis part as Markdown."""
-    together, alone, three, cluster = _groups(results.rows).values()
-    parts = [
-        "# Benchmarks: Redis\n",
-        WHAT,
-        "## Verdicts\n",
-        summary(results.rows),
-        "## Method\n",
-        METHOD,
-        "## 64 callers\n",
-        TOGETHER,
-        _throughput(together),
-        "## One caller\n",
-        ALONE,
-        _latency(alone),
-        "## Three limits\n",
-        THREE_LIMITS,
-        _throughput(three),
-        "## Cluster\n",
-        CLUSTER,
-        _cluster(cluster),
-        "## Every call that was timed\n",
-        EVERY_CALL,
-        _every_call(results.rows, _spread),
-        "## Processor time\n",
-        PROCESSOR,
-        _every_call(results.rows, lambda cost: f"{cost.client_us:.1f} + {cost.server_us:.1f}"),
-        "## Memory\n",
-        MEMORY,
-        _memory(results.footprints),
+def part(results: RedisResults) -> Part:
+    """Return the Redis part of the report."""
+    rows = results.rows
+    together, alone, three, cluster = _groups(rows).values()
+    sections = [
+        ("64 callers", TOGETHER, _throughput(together)),
+        ("One caller", ALONE, _latency(alone)),
+        ("Three limits", THREE_LIMITS, _throughput(three)),
+        ("Cluster", CLUSTER, _cluster(cluster)),
+        ("Every call that was timed", EVERY_CALL, _every_call(rows, _spread)),
+        ("Processor time", PROCESSOR, _every_call(rows, lambda cost: f"{cost.client_us:.1f} + {cost.server_us:.1f}")),
+        ("Memory", MEMORY, _memory(results.footprints)),
     ]
-    return "\n".join(parts)
+    return Part("Redis", WHAT, METHOD, list(_short(rows)), _verdicts(rows), sections)
 
 
-def in_short(rows: list[Row]) -> Iterator[tuple[str, str, str]]:
-    """Return what it comes to: what, how much, and compared with what."""
+def _short(rows: list[Row]) -> Iterator[tuple[str, str, str]]:
+    """Return the summary: what, figures, and comparison."""
     together, alone, _, cluster = _groups(rows).values()
     if not (together and alone and cluster):  # only a part was measured
         return
@@ -180,9 +161,9 @@ def in_short(rows: list[Row]) -> Iterator[tuple[str, str, str]]:
     yield "decisions on a cluster", rates, between([row.times_floor for row in cluster], 1, "times as many as `INCR`s")
 
 
-def summary(rows: list[Row]) -> str:
+def _verdicts(rows: list[Row]) -> str:
     """Return the worst row of each group, as Markdown."""
-    asked = {
+    aims = {
         "64 callers": (PEER, FLOOR),
         "one blocking caller": (LATENCY,),
         "one async caller": (LATENCY,),
@@ -192,7 +173,7 @@ def summary(rows: list[Row]) -> str:
     groups = _groups(rows)
     groups |= {str(way): [row for row in groups["one caller"] if row.case.way is way] for way in Way}
     groups["64 callers"] = _groups(rows)["64 callers"]
-    lines = [_worst(name, groups[name], question) for name, few in asked.items() for question in few if groups[name]]
+    lines = [_worst(name, groups[name], aim) for name, few in aims.items() for aim in few if groups[name]]
     return table(("what", "worst", "aim", "verdict", "rows that pass", "worst row"), lines)
 
 
@@ -206,12 +187,12 @@ def _groups(rows: list[Row]) -> dict[str, list[Row]]:
     }
 
 
-def _worst(name: str, rows: list[Row], question: Question) -> tuple[object, ...]:
-    what, measure, passes, aim = question
-    worst = (max if question is LATENCY else min)(rows, key=lambda row: measure(row) or 0)
+def _worst(name: str, rows: list[Row], aim: Aim) -> tuple[object, ...]:
+    what, measure, passes, bound = aim
+    worst = (max if aim is LATENCY else min)(rows, key=lambda row: measure(row) or 0)
     passed = sum(passes(row) is True for row in rows)
     judged = verdict(passed == len(rows))
-    return f"{name}: {what}", times(measure(worst)), aim, judged, f"{passed} of {len(rows)}", worst.case.name
+    return f"{name}: {what}", times(measure(worst)), bound, judged, f"{passed} of {len(rows)}", worst.case.name
 
 
 def _throughput(rows: list[Row]) -> str:
@@ -283,11 +264,11 @@ def _cluster(rows: list[Row]) -> str:
     return table(head, lines)
 
 
-def _every_call(rows: list[Row], told: Callable[[Cost], str]) -> str:
+def _every_call(rows: list[Row], shown: Callable[[Cost], str]) -> str:
     labels = list(dict.fromkeys(cost.label for row in rows for cost in row.costs))
     lines = []
     for row in rows:
-        found = {cost.label: told(cost) for cost in row.costs}
+        found = {cost.label: shown(cost) for cost in row.costs}
         lines.append((row.case, *(found.get(label, "-") for label in labels)))
     return table(("what", *labels), lines)
 
@@ -303,8 +284,8 @@ def _memory(footprints: Sequence[Footprint]) -> str:
     return table(("algorithm", "limits", "admissions", *names), lines)
 
 
-def _named(cost: Cost | None, told: Callable[[Cost], str]) -> str:
-    return "none" if cost is None else f"{cost.label} {told(cost)}"
+def _named(cost: Cost | None, shown: Callable[[Cost], str]) -> str:
+    return "none" if cost is None else f"{cost.label} {shown(cost)}"
 
 
 def _rate(cost: Cost) -> str:

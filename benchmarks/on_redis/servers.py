@@ -1,4 +1,4 @@
-"""Redis servers on free ports of the loopback, without persistence, in folders of their own, ended by process id."""
+"""Redis servers on free ports of the loopback, without persistence, in temporary folders, ended by process id."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from time import monotonic, sleep
 from redis import Redis, RedisError
 
 START_SECONDS = 120
-"""How long a server may take to begin; a busy machine needs some of it."""
+"""Timeout of the start of a server."""
 SLOTS = 16_384
 PRIMARIES = 3
 _RESERVED = ExitStack()
-"""What keeps the ports that were given out from others."""
+"""Sockets that reserve the ports that were returned."""
 atexit.register(_RESERVED.close)
 
 
@@ -132,7 +132,9 @@ def free_port() -> int:
         except OSError:
             reserved.close()
             continue
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after bind: nobody else may have it so far
+        reserved.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # after bind: no other process may have it before
         _RESERVED.enter_context(reserved)
         return port
 
@@ -151,6 +153,6 @@ def _wait(control: Redis, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _agrees(server: Server) -> bool:
-    """Does this server know all slots, and who has them?"""
+    """Return whether this server knows the owners of all slots."""
     known = server.control.cluster("INFO")
     return known["cluster_state"] == "ok" and int(known["cluster_size"]) == PRIMARIES

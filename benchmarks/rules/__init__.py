@@ -1,1 +1,1 @@
-"""The part of the benchmark about rules: what it costs to find those that a request has to obey."""
+"""The part of the benchmark about rules: the cost of finding those that apply to a request."""

@@ -1,4 +1,4 @@
-"""What is matched: rules in several arrangements, and requests that one or two of them are for."""
+"""Rules in several arrangements, and requests that one or two of them match."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from headgate.policy.selection import Selection
 
 T = TypeVar("T")
 Found = tuple[str, ...]
-"""The names of the rules that a request has to obey."""
+"""The names of the rules that apply to a request."""
 
 USER, ADDRESS = "u42", "203.0.113.9"
 EVERYONE = "everyone"
-"""The rule that counts by address, whatever is asked for."""
+"""The rule that counts by address, for all paths."""
 DOMAIN = "edge"
 PER_DAY, PER_WEEK = ALLOWING[:2]
 
@@ -34,23 +34,23 @@ class Case:
     """Requests, and what must be found for them."""
 
     name: str
-    ask: Callable[[int], Any]
-    """Makes the request that the rule of this number is for."""
+    request: Callable[[int], Any]
+    """Returns a request for the rule with a number."""
     expected: Callable[[int], Found]
     everywhere: bool = False
-    """Whether every request is for another rule, in no order; otherwise all are the same."""
+    """Whether requests are for different rules, in random order; otherwise all are the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """So many rules, ready to be asked."""
+    """Compiled rules."""
 
     match: Callable[[Any], object]
-    """What is timed."""
+    """The timed call."""
     found: Callable[[Any], Found]
-    """What an answer of `match` says."""
+    """Returns the names of rules in a result of `match`."""
     floor: Callable[[Any], object]
-    """Looks up what tells the rules apart, in a dict with an entry for each of them; timed beside it."""
+    """Looks up the distinctive part of each rule in a dict, for comparison."""
     seconds: dict[str, float]
     """How long it took to get there, by step."""
 
@@ -60,13 +60,13 @@ class Arrangement:
     """How the rules differ from each other."""
 
     build: Callable[[int], Built]
-    """Makes so many rules."""
+    """Makes a number of rules."""
     cases: tuple[Case, ...]
     envoy: bool = False
 
 
 def rules_of_endpoints(size: int) -> Policy:
-    """Return `size` rules: each has an endpoint of its own, but for the last, which is for every address."""
+    """Return `size` rules, each for another endpoint, and the last for every address."""
     return Policy(load(_yaml(size)))
 
 

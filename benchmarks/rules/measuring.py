@@ -26,11 +26,11 @@ CALLS = 1000
 DECISIONS = ALLOWING[0].units
 """A round takes a fresh user from untouched to used up."""
 APART = 65_535
-"""The number of a user that no round has: who has used up everything, or on the allow path the one to verify with."""
+"""A user outside the rounds: one that has used up its limits or, on the allow path, the one to verify with."""
 MOST_US = 5.0
-"""To match a request takes at most so many microseconds."""
+"""Longest time to match a request, in microseconds."""
 MOST_GROWTH = 1.2
-"""With the most rules it takes at most so many times as long as with the fewest."""
+"""Largest ratio of the times with the most and the fewest rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Row:
     times: dict[int, Figure]
     """By the number of rules, ascending: what matching takes."""
     floors: dict[int, Figure]
-    """What a lookup in a dict of that size takes."""
+    """The time of a lookup in a dict of the same size."""
 
     @property
     def fewest(self) -> int:
@@ -73,13 +73,13 @@ class Row:
         return self.growth <= MOST_GROWTH
 
     def times_floor(self, rules: int) -> float:
-        """Return the time over that of the lookup, with so many rules."""
+        """Return the time over that of the lookup, for a number of rules."""
         return self.times[rules].over(self.floors[rules])
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What a whole decision in memory takes, with so many matching rules."""
+    """The time of a whole decision in memory, by the number of matching rules."""
 
     matching: int
     path: str
@@ -115,14 +115,14 @@ class WrongMatch(AssertionError):
 
 
 def measure(arrangement: Arrangement, sizes: Sequence[int], pace: Pace) -> Iterator[Row | Building]:
-    """Yield what building takes, step by step, and then what a request of each case takes.
+    """Yield the times of building, step by step, and then those of a request of each case.
 
     Raises:
         WrongMatch: other rules were found than those that a case is about.
     """
     built = {}
     for size in sizes:
-        gc.collect()  # what the size before left is not this one's to clean up
+        gc.collect()  # garbage of the previous size must not count here
         built[size] = arrangement.build(size)
     for step in built[sizes[0]].seconds:
         yield Building(step, {size: each.seconds[step] for size, each in built.items()})
@@ -147,7 +147,7 @@ class Course:
 
     def __init__(self, case: Case, size: int) -> None:
         self._case, self._size = case, size
-        self._numbers = list(range(size - 1))  # the last rule may be one for everybody
+        self._numbers = list(range(size - 1))  # the last rule may be for all
         random.Random(7).shuffle(self._numbers)  # the order of creation would be kind to caches
 
     def numbers(self, number: int) -> list[int]:
@@ -159,13 +159,13 @@ class Course:
     def requests(self, number: int) -> list[Any]:
         """Return the requests of a round."""
         if not self._case.everywhere:
-            return [self._case.ask(self.numbers(number)[0])] * CALLS
-        return [self._case.ask(each) for each in self.numbers(number)]
+            return [self._case.request(self.numbers(number)[0])] * CALLS
+        return [self._case.request(each) for each in self.numbers(number)]
 
     def verify(self, rules: Built) -> None:
         """Raise WrongMatch unless the rules are found that the requests are for."""
         for number in set(self.numbers(0)):
-            found, expected = rules.found(rules.match(self._case.ask(number))), self._case.expected(number)
+            found, expected = rules.found(rules.match(self._case.request(number))), self._case.expected(number)
             if found != expected:
                 raise WrongMatch(f"{self._case.name}, {self._size} rules: found {found}, not {expected}")
 
@@ -175,12 +175,12 @@ def _round(course: Course, call: Callable[[Any], object]) -> Round:
 
 
 def decision_tasks() -> list[tuple[int, Path]]:
-    """Return what is measured: how many rules match, and the answer."""
+    """Return the decisions to measure: the number of matching rules, and the result."""
     return [(matching, path) for path in Path for matching in (1, 2)]
 
 
 def decide(rules: int, pace: Pace) -> Iterator[Decided]:
-    """Yield what a decision takes with so many rules, of which one or two match."""
+    """Yield the times of decisions by some rules, of which one or two match."""
     policy = rules_of_endpoints(rules)
     for matching, path in decision_tasks():
         limits = ALLOWING[:matching]
@@ -196,7 +196,7 @@ def decide(rules: int, pace: Pace) -> Iterator[Decided]:
                 for _ in range(DECISIONS):
                     limiter.check(_key(APART))
                     engine.check(request(APART))
-            rounds = {name: _decisions(call, ask, path) for name, (call, ask) in calls.items()}
+            rounds = {name: _decisions(call, request, path) for name, (call, request) in calls.items()}
             figures = alternate(rounds, pace)
             for _ in range(DECISIONS):
                 answers = limiter.check(_key(APART)).allowed, engine.check(request(APART)).allowed
@@ -205,8 +205,8 @@ def decide(rules: int, pace: Pace) -> Iterator[Decided]:
         yield Decided(matching, path, **figures)
 
 
-def _decisions(call: Callable[[Any], object], ask: Callable[[int], object], path: Path) -> Round:
-    return lambda number: time_calls(call, [ask(number if path is Path.ALLOW else APART)] * DECISIONS)
+def _decisions(call: Callable[[Any], object], request: Callable[[int], object], path: Path) -> Round:
+    return lambda number: time_calls(call, [request(number if path is Path.ALLOW else APART)] * DECISIONS)
 
 
 def _key(number: int) -> str:
@@ -237,14 +237,14 @@ def steps() -> int:
 
 
 def run(sizes: Sequence[int], pace: Pace, done: Callable[[str], None]) -> RulesResults:
-    """Measure everything; `done` is told of each step."""
+    """Measure everything; `done` reports each step."""
     rows: list[Row] = []
     building: list[Building] = []
     for arrangement in ARRANGEMENTS:
         for found in measure(arrangement, sizes, pace):
             if isinstance(found, Row):
                 rows.append(found)
-                done(told(found))
+                done(summary_of(found))
             else:
                 building.append(found)
     decided = []
@@ -256,7 +256,7 @@ def run(sizes: Sequence[int], pace: Pace, done: Callable[[str], None]) -> RulesR
     return RulesResults(rows, decided, few, building)
 
 
-def told(row: Row) -> str:
-    """Say in a line what came out."""
+def summary_of(row: Row) -> str:
+    """Return the result in a line."""
     what = "Envoy" if row.envoy else "rules"
     return f"{what}, {row.case}: {row.slowest_us:.2f} us, {row.growth:.2f}x from {row.fewest:,} to {row.most:,} rules"

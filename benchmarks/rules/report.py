@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from benchmarks.rules.measuring import CALLS, DECISIONS, MOST_GROWTH, MOST_US, Building, Decided, Row, RulesResults
-from benchmarks.tables import between, table, times, verdict
+from benchmarks.tables import Part, between, table, times, verdict
 from benchmarks.timing import Figure
 
 WHAT = f"""\
@@ -58,7 +58,7 @@ Microseconds per request, best round, by the number of siblings.
 
 
 def about_decisions(rules: int) -> str:
-    """Say what was decided."""
+    """Describe the decisions."""
     return f"""\
 Microseconds per decision, best round, with {rules:,} rules. "Policy.select" is the part of `Engine.check` that finds
 the limits. No verdict: this is for information.
@@ -70,41 +70,24 @@ Milliseconds, by the number of rules, and microseconds per rule with the most of
 """
 
 
-def render(results: RulesResults) -> str:
-    """Return the part about rules as Markdown."""
-    parts = [
-        "# Benchmarks: Rules\n",
-        WHAT,
-        "## Verdicts\n",
-        summary(results.rows),
-        "## Method\n",
-        METHOD,
-        "## Matching\n",
-        MATCHING,
-        _matching(_rows(results.rows, envoy=False)),
-        "## Envoy descriptors\n",
-        ENVOY,
-        _matching(_rows(results.rows, envoy=True)),
-        "## Decisions\n",
-        about_decisions(results.rules_decided_by),
-        _decided(results.decided),
-        "## Building\n",
-        BUILDING,
-        _building(results.building),
-    ]
-    return "\n".join(parts)
-
-
-def in_short(rows: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
-    """Return what it comes to: what, how much, and compared with what."""
+def part(results: RulesResults) -> Part:
+    """Return the part about rules of the report."""
+    rows = results.rows
     few = _groups(rows)["rules"]
     slowest = between([row.times[row.most].best / 1000 for row in few], 1, "us")
     growth = between([row.growth for row in few], 2, f"times the time among {few[0].fewest:,}")
-    yield f"finding the rules of a request among {few[0].most:,}", slowest, growth
+    sections = [
+        ("Matching", MATCHING, _matching(_rows(rows, envoy=False))),
+        ("Envoy descriptors", ENVOY, _matching(_rows(rows, envoy=True))),
+        ("Decisions", about_decisions(results.rules_decided_by), _decided(results.decided)),
+        ("Building", BUILDING, _building(results.building)),
+    ]
+    short = [(f"finding the rules of a request among {few[0].most:,}", slowest, growth)]
+    return Part("Rules", WHAT, METHOD, short, _verdicts(rows), sections)
 
 
-def summary(rows: Sequence[Row]) -> str:
-    """Return the worst row of each question, as Markdown."""
+def _verdicts(rows: Sequence[Row]) -> str:
+    """Return the worst row of each aim, as Markdown."""
     lines = []
     for what, few in _groups(rows).items():
         if few:
@@ -118,7 +101,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the rows that are judged together: what caches of the processor do is a question of its own."""
+    """Return the rows that are judged together, without those about caches of the processor."""
     groups = {}
     for envoy, what in ((False, "rules"), (True, "Envoy descriptors")):
         few = _rows(rows, envoy=envoy)
@@ -171,7 +154,7 @@ def _decided(decided: Sequence[Decided]) -> str:
         "x `Limiter.check`": lambda each: times(each.times_limiter),
         "x floor": lambda each: f"{each.times_floor:.1f}",
     }
-    return table(list(columns), ([told(each) for told in columns.values()] for each in decided))
+    return table(list(columns), ([shown(each) for shown in columns.values()] for each in decided))
 
 
 def _building(building: Sequence[Building]) -> str:

@@ -1,1 +1,1 @@
-"""The part of the benchmark that asks servers over the wire: ours, nginx, uvloop, uvicorn and grpcio."""
+"""The part about servers on the network: ours, nginx, uvloop, uvicorn and grpcio."""

@@ -1,4 +1,4 @@
-"""What the servers cost, what that is held against, and how large a fleet it makes. Pure: no I/O."""
+"""The costs of servers, their aims, and the size of a fleet. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MOST_TIMES_FLOOR = 2.0
 LEAST_TIMES_LESS = 15.0
 """A call of RLS takes at least this many times less processor time than a trivial one of grpcio."""
 LEAST_SHARE_ON_REDIS = 0.5
-"""RLS on Redis answers at least this share of what it answers on memory."""
+"""The least rate of RLS on Redis, as a share of that on memory."""
 MOST_P99_MS = 10.0
-"""At half of the highest rate, 99 % of all answers take less than this many milliseconds."""
+"""At half of the highest rate, 99 % of all responses take less than this many milliseconds."""
 MOST_FOR_DENIED = 1.1
 """A refusal takes at most this many times the processor time of an admission."""
 MOST_FOR_DESCRIPTORS = 1.1
@@ -30,7 +30,7 @@ MOST_FOR_AUTHZ = 1.6
 MOST_FOR_TWO = 1.6
 """Two descriptors take at most this many times the processor time of one."""
 MOST_FOR_SHARED = 1.1
-"""Requests for one key that everybody shares take at most this many times the processor time."""
+"""Requests for one shared key take at most this many times the processor time."""
 LEAST_SOAKED = 20_000
 """Requests per second of the soak on one core."""
 MOST_OF_LIMITADOR = 1.1
@@ -47,11 +47,11 @@ UTILISATION = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What requests cost one server, asked in one way."""
+    """The cost of one kind of request to one server."""
 
     name: str
     what: str
-    """How it is asked, and where its state lives."""
+    """The request, and the store."""
     cpu: Figure
     """Nanoseconds of processor time of the server's processes per request."""
     time: Figure
@@ -197,13 +197,10 @@ class Fleet:
     """Redis servers, each with a core; 0 without Redis."""
 
 
-def fleet(cpu_us: float, store_us: float = 0.0, *, target: float = TARGET, utilisation: float = UTILISATION) -> Fleet:
-    """Return the cores that the target takes, each no busier than `utilisation`.
-
-    `cpu_us` and `store_us` are microseconds of processor time per request, of our processes and of Redis.
-    """
-    return Fleet(_cores(cpu_us, target, utilisation), _cores(store_us, target, utilisation))
+def fleet(cpu_us: float, store_us: float) -> Fleet:
+    """Return the cores for `TARGET`, at `UTILISATION`, by microseconds per request of our processes and of Redis."""
+    return Fleet(_cores(cpu_us), _cores(store_us))
 
 
-def _cores(us: float, target: float, utilisation: float) -> int:
-    return ceil(round(us * target / 1e6 / utilisation, 6))
+def _cores(us: float) -> int:
+    return ceil(round(us * TARGET / 1e6 / UTILISATION, 6))

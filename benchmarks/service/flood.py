@@ -1,11 +1,11 @@
-"""A load of gRPC for many users, each of whose answers is looked at: ``python -m benchmarks.service.flood``.
+"""A load of gRPC for many users, with each response verified: ``python -m benchmarks.service.flood``.
 
-h2load sends the same message every time; services may remember what they have just seen. This sends that of a user who
-is drawn by a Zipf law, and costs hardly more: it is HTTP/2 as far as a client needs it that knows what will be
-answered. It shares no code with the server, so that both cannot be wrong in the same way.
+h2load sends the same message every time, which services may cache. This client draws the user of each message by a
+Zipf law at hardly more cost: its HTTP/2 is only complete enough for the expected responses. It shares no code with the
+server, so both cannot have the same bug.
 
-At a constant rate, whatever the answers take, what is due is sent every millisecond (h2load does every 10). A request
-takes from when it was due to its answer, so what comes late because of earlier ones counts as late.
+At a constant rate, due requests are sent every millisecond (by h2load every 10). A request is timed from its due time,
+so delays by earlier requests count.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import hpack
 import msgspec
 import uvloop
 
-from benchmarks.service.asking import Question, questions, weights
 from benchmarks.service.load import Latency, Load, framed, percentiles
+from benchmarks.service.requests import RequestKind, request_kinds, weights
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEADER = Struct(">IBI")
@@ -38,25 +38,25 @@ _WIDEST = (1 << 31) - 1
 _GIVEN = 65_535
 _MESSAGE = _HEADER_SIZE + 5
 _TICK = 0.001
-"""Seconds between the looks at what is due."""
+"""Seconds between checks for due requests."""
 
 
 class Flood:
-    """What all connections to a port together have to ask, for these users in this order, and what came of it."""
+    """The requests of all connections to a port, for these users in this order, and their results."""
 
-    def __init__(self, question: Question, port: int, users: Sequence[int]) -> None:
+    def __init__(self, request: RequestKind, port: int, users: Sequence[int]) -> None:
         self.left, self.answered, self.allowed, self.refused, self._total = len(users), 0, 0, 0, len(users)
-        messages = {number: framed(question.body_of(number)) for number in {*users}}
+        messages = {number: framed(request.body_of(number)) for number in {*users}}
         self.messages: Iterator[bytes] = iter([messages[number] for number in users])
-        """What each request says, in their order."""
-        self.is_allowed = question.is_allowed
-        self.port, self.path = port, question.path
+        """The message of each request, in order."""
+        self.is_allowed = request.is_allowed
+        self.port, self.path = port, request.path
         self.took_us: list[int] = []
-        """How long each request took that was asked when it was due."""
+        """The duration of each request, from its due time."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def took(self, answered: int, allowed: int, refused: int) -> None:
-        """Count calls that ended, and what was decided: one that ended without a decision failed."""
+        """Count calls that ended, and their decisions: a call without a decision failed."""
         self.answered += answered
         self.allowed += allowed
         self.refused += refused
@@ -64,33 +64,33 @@ class Flood:
             self.ended.set_result(None)
 
     def fail(self, why: str) -> None:
-        """Give up."""
+        """End with an error."""
         if not self.ended.done():
             self.ended.set_exception(ConnectionError(why))
 
 
 class Client(asyncio.Protocol):
-    """One connection, with so many calls in flight; with none at first, it asks what it is told to."""
+    """One connection with `streams` calls in flight; with 0, it sends only what is due (`send_due`)."""
 
     def __init__(self, flood: Flood, streams: int) -> None:
         self._flood, self._streams = flood, streams
         self._stream, self._data = 1, b""
         self._due: dict[int, float] = {}
-        """When the calls in flight were due, if they were."""
+        """The due times of calls in flight."""
         self._transport: asyncio.Transport
         names = {":method": "POST", ":scheme": "http", ":authority": f"127.0.0.1:{flood.port}", ":path": flood.path}
         fields = [*names.items(), ("content-type", "application/grpc"), ("te", "trailers")]
         encoder = hpack.Encoder()
         self._first = bytes(encoder.encode(fields))
         self._block = bytes(encoder.encode(fields))
-        """The same headers when the server has them in its table."""
+        """The same headers once they are in the server's table."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         window = Struct(">HI").pack(_INITIAL_WINDOW, _WIDEST)
         wider = (_WIDEST - _GIVEN).to_bytes(4, "big")
         self._transport.write(_PREFACE + _frame(_SETTINGS, 0, 0, window) + _frame(_WINDOW_UPDATE, 0, 0, wider))
-        self.ask(self._streams)
+        self.send(self._streams)
 
     def data_received(self, data: bytes) -> None:
         if self._data:
@@ -115,7 +115,7 @@ class Client(asyncio.Protocol):
             position = stop
         self._data = data[position:]
         if answered and self._streams:
-            self.ask(answered)
+            self.send(answered)
         self._flood.took(answered, allowed, decided - allowed)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -124,13 +124,13 @@ class Client(asyncio.Protocol):
     def close(self) -> None:
         self._transport.close()
 
-    def ask_due(self, due: Sequence[float]) -> None:
-        """Ask as many questions as were due at these times."""
+    def send_due(self, due: Sequence[float]) -> None:
+        """Send requests with these due times."""
         self._due.update(zip(range(self._stream, self._stream + 2 * len(due), 2), due, strict=True))
-        self.ask(len(due))
+        self.send(len(due))
 
-    def ask(self, most: int) -> None:
-        """Ask so many questions, as far as there are any left."""
+    def send(self, most: int) -> None:
+        """Send up to `most` requests, while some are left."""
         flood, stream, block, parts = self._flood, self._stream, self._block, []
         for _ in range(min(most, flood.left)):
             if stream == 1:
@@ -155,45 +155,45 @@ class Client(asyncio.Protocol):
             self._transport.write(_frame(kind, _ACK, 0, payload if kind == _PING else b""))
 
 
-async def flood(asking: Flood, connections: int, streams: int) -> Load:
-    """Ask as fast as answers come."""
+async def flood(sending: Flood, connections: int, streams: int) -> Load:
+    """Send requests as fast as responses arrive."""
     start = perf_counter()
-    clients = await _connected(asking, connections, streams)
-    await asking.ended
-    return _ended(asking, clients, start)
+    clients = await _connected(sending, connections, streams)
+    await sending.ended
+    return _ended(sending, clients, start)
 
 
-async def pour(asking: Flood, connections: int, rate: float) -> Latency:
-    """Ask so many questions in a second."""
-    requests = asking.left
-    clients = await _connected(asking, connections, 0)
-    start, asked = perf_counter(), 0
-    while asked < requests:
+async def pour(sending: Flood, connections: int, rate: float) -> Latency:
+    """Send requests at a constant rate per second."""
+    requests = sending.left
+    clients = await _connected(sending, connections, 0)
+    start, sent = perf_counter(), 0
+    while sent < requests:
         until = min(requests, int((perf_counter() - start) * rate))
         for number, client in enumerate(clients):
-            client.ask_due([start + each / rate for each in range(asked + number, until, connections)])
-        asked = max(asked, until)
+            client.send_due([start + each / rate for each in range(sent + number, until, connections)])
+        sent = max(sent, until)
         await asyncio.sleep(_TICK)
-    await asking.ended
-    found = _ended(asking, clients, start)
-    if asking.allowed < requests:
-        raise ConnectionError(f"{requests - asking.allowed} of {requests} requests were not allowed")
-    return percentiles(rate, found, asking.took_us)
+    await sending.ended
+    found = _ended(sending, clients, start)
+    if sending.allowed < requests:
+        raise ConnectionError(f"{requests - sending.allowed} of {requests} requests were not allowed")
+    return percentiles(rate, found, sending.took_us)
 
 
-async def _connected(asking: Flood, connections: int, streams: int) -> list[Client]:
+async def _connected(sending: Flood, connections: int, streams: int) -> list[Client]:
     loop = asyncio.get_running_loop()
     return [
-        (await loop.create_connection(lambda: Client(asking, streams), "127.0.0.1", asking.port))[1]
+        (await loop.create_connection(lambda: Client(sending, streams), "127.0.0.1", sending.port))[1]
         for _ in range(connections)
     ]
 
 
-def _ended(asking: Flood, clients: Sequence[Client], start: float) -> Load:
+def _ended(sending: Flood, clients: Sequence[Client], start: float) -> Load:
     seconds = perf_counter() - start
     for client in clients:
         client.close()
-    return Load(asking.answered, seconds, asking.answered - asking.allowed - asking.refused, asking.refused)
+    return Load(sending.answered, seconds, sending.answered - sending.allowed - sending.refused, sending.refused)
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -201,11 +201,11 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run as a command, and say as JSON how it went."""
+    """Run as a command, and print the result as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service.flood")
     for name in ("--port", "--requests", "--users", "--connections"):
         parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--question", choices=list(questions()), required=True)
+    parser.add_argument("--request", choices=list(request_kinds()), required=True)
     parser.add_argument("--in-turn", action="store_true", help="users ask one after the other; else they are drawn")
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--streams", type=int, help="as fast as answers come, with so many calls in flight")
@@ -216,17 +216,17 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def drawn(users: int, requests: int) -> list[int]:
-    """Return who sends each of so many requests."""
+    """Return the user of each request."""
     return random.choices(range(users), cum_weights=weights(users), k=requests)
 
 
 async def _run(options: argparse.Namespace) -> Load | Latency:
     users, requests = options.users, options.requests
     numbers = [number % users for number in range(requests)] if options.in_turn else drawn(users, requests)
-    asking = Flood(questions()[options.question], options.port, numbers)
+    sending = Flood(request_kinds()[options.request], options.port, numbers)
     if options.rate:
-        return await pour(asking, options.connections, options.rate)
-    return await flood(asking, options.connections, options.streams)
+        return await pour(sending, options.connections, options.rate)
+    return await flood(sending, options.connections, options.streams)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs wrk, h2load and our own load of gRPC for a bounded time or number of requests, and reads what they found."""
+"""Runs wrk, h2load and `benchmarks.service.flood` for a bounded time or number of requests; parses their results."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from benchmarks.service.asking import EXPONENT, SOAK_PATHS, SOAK_USERS, Question, Wire
+from benchmarks.service.requests import EXPONENT, SOAK_PATHS, SOAK_USERS, RequestKind, Wire
 
 PACKAGES = {"wrk": "wrk", "h2load": "nghttp2-client", "nginx": "nginx-light", "redis-server": "redis-server"}
-"""Programs that this part needs, and the packages of Debian that have them."""
+"""Required programs, and their Debian packages."""
 CONNECTIONS = 64
 STREAMS = 32
 """Calls in flight on one connection of gRPC."""
@@ -26,28 +26,28 @@ PATIENCE = 120.0
 
 
 class LoadError(RuntimeError):
-    """A program is missing, or the load did not go well, so that its numbers would mean nothing."""
+    """A program is missing, or the load failed, so its numbers would be meaningless."""
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What came of a load."""
+    """The result of a load."""
 
     requests: int
     seconds: float
     failed: int = 0
-    """How many were not decided: no answer, or an error."""
+    """Requests without a decision: no response, or an error."""
     refused: int | None = None
-    """How many were decided, and not allowed; None where the program does not look."""
+    """Refused requests; None if the program does not count them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """What came of a load at a constant rate. Times in milliseconds."""
+    """The result of a load at a constant rate. Times in milliseconds."""
 
-    asked: float
-    """Requests per second that were asked for."""
+    target: float
+    """The requested rate, per second."""
     rate: float
-    """Requests per second that were answered."""
+    """Responses per second."""
     p50: float
     p99: float
     worst: float
@@ -56,52 +56,44 @@ class Latency:
 
 
 def require(programs: Iterable[str] = PACKAGES) -> None:
-    """Raise LoadError, with the words that install them, if programs are missing."""
+    """Raise LoadError, with the command that installs them, if programs are missing."""
     missing = [PACKAGES[program] for program in programs if not shutil.which(program)]
     if missing:
         raise LoadError(f"this part needs more programs: apt-get install --no-install-recommends {' '.join(missing)}")
 
 
 class Loader:
-    """Puts load on one port of the loopback.
+    """Sends requests of `users` users to a port of the loopback, from some processor cores."""
 
-    Args:
-        question: what is asked.
-        port: who is asked.
-        users: how many users ask.
-        cores: the processor cores that the load may use.
-        tls: whether to encrypt.
-    """
-
-    def __init__(self, question: Question, port: int, users: int, cores: Iterable[int], *, tls: bool = False) -> None:
-        self._question, self._users = question, users
+    def __init__(self, request: RequestKind, port: int, users: int, cores: Iterable[int], *, tls: bool = False) -> None:
+        self._request, self._users = request, users
         self._pin = ["taskset", "-c", ",".join(map(str, cores))]
         self._port = port
         self._url = f"http{'s' if tls else ''}://127.0.0.1:{port}"
 
     def flat_out(self, seconds: float, rate: float) -> Load:
-        """Ask as fast as answers come, for about so many seconds; `rate` is a guess of the rate."""
-        if self._question.wire is Wire.HTTP:
-            return self._wrk(seconds, "random" if self._question.random else "zipf")
-        return self.ask(max(CONNECTIONS, int(seconds * rate)))
+        """Send requests as fast as responses arrive, for about `seconds`; `rate` is an estimate."""
+        if self._request.wire is Wire.HTTP:
+            return self._wrk(seconds, "random" if self._request.random else "zipf")
+        return self.send(max(CONNECTIONS, int(seconds * rate)))
 
-    def ask(self, requests: int, *, in_turn: bool = False) -> Load:
-        """Ask so many times over gRPC, as fast as answers come."""
+    def send(self, requests: int, *, in_turn: bool = False) -> Load:
+        """Send requests over gRPC as fast as responses arrive."""
         words = [*self._flooding(requests), "--streams", str(STREAMS), *["--in-turn"] * in_turn]
         return read_json(self._run(words))
 
-    def ask_all(self, rate: float) -> None:
-        """Ask for every user at least once, in turn; `rate` is a guess of the rate."""
-        if self._question.wire is Wire.GRPC:
-            self.ask(self._users, in_turn=True)
+    def send_all(self, rate: float) -> None:
+        """Send at least one request for every user, in turn; `rate` is an estimate."""
+        if self._request.wire is Wire.GRPC:
+            self.send(self._users, in_turn=True)
             return
         seconds = 1 + self._users / rate
         while self._wrk(seconds, "turn").requests < self._users + CONNECTIONS:
             seconds *= 2
 
     def at_rate(self, rate: float, seconds: float) -> Latency:
-        """Ask at a constant rate, whatever the answers take."""
-        if self._question.wire is not Wire.HTTP:
+        """Send requests at a constant rate, independent of responses."""
+        if self._request.wire is not Wire.HTTP:
             words = self._flooding(max(GRPC_CONNECTIONS, int(seconds * rate)))
             return msgspec.json.decode(self._run([*words, "--rate", f"{rate:.0f}"]), type=Latency)
         clients = CONNECTIONS
@@ -115,29 +107,29 @@ class Loader:
     def _wrk(self, seconds: float, order: str) -> Load:
         script = Path(__file__).with_name("many_users.lua")
         whole = max(1, round(seconds))
-        users = SOAK_USERS if self._question.random else self._users
-        words = ["--timeout", "60s", "-s", str(script), self._url, self._question.path, self._question.template]
+        users = SOAK_USERS if self._request.random else self._users
+        words = ["--timeout", "60s", "-s", str(script), self._url, self._request.path, self._request.template]
         words += [order, *map(str, (users, SOAK_PATHS, EXPONENT))]
 
         def run(seconds: int) -> str:
             return self._run(["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", *words])
 
-        told = run(whole)
-        if '"requests":0,' in told:  # a machine that is busy with others may not answer within a second
-            told = run(30 * whole)
-        return read_json(told)
+        output = run(whole)
+        if '"requests":0,' in output:  # a busy machine may not respond within a second
+            output = run(30 * whole)
+        return read_json(output)
 
     def _flooding(self, requests: int) -> list[str]:
-        words = [sys.executable, "-m", "benchmarks.service.flood", "--question", self._question.name]
+        words = [sys.executable, "-m", "benchmarks.service.flood", "--request", self._request.name]
         words += ["--port", str(self._port), "--requests", str(requests), "--users", str(self._users)]
         return [*words, "--connections", str(GRPC_CONNECTIONS)]
 
     def _h2load(self, requests: int, clients: int, options: Sequence[str] = ()) -> Load:
         with TemporaryDirectory(prefix="headgate-bench-") as folder:
             body = Path(folder) / "body"
-            body.write_bytes(self._question.body_of(0))
+            body.write_bytes(self._request.body_of(0))
             words = ["h2load", "--h1", "-t1", f"-c{clients}", f"-n{requests}", "-d", str(body), *options]
-            words += ["-H", f"content-type: {self._question.content_type}", self._url + self._question.path]
+            words += ["-H", f"content-type: {self._request.content_type}", self._url + self._request.path]
             return read_h2load(self._run(words))
 
     def _run(self, words: Sequence[str]) -> str:
@@ -150,47 +142,47 @@ class Loader:
 
 
 def framed(message: bytes) -> bytes:
-    """Return a message as gRPC sends it: not compressed, and its length before it."""
+    """Return an uncompressed message of gRPC with its length prefix."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
-def read_json(told: str) -> Load:
-    """Read the line that our script for wrk, and our own load, end with.
+def read_json(output: str) -> Load:
+    """Read the last line of our script for wrk, and of `flood`.
 
     Raises LoadError if a request failed, or there was none.
     """
-    return _good(msgspec.json.decode(told.rstrip().rpartition("\n")[2], type=Load), told)
+    return _good(msgspec.json.decode(output.rstrip().rpartition("\n")[2], type=Load), output)
 
 
-def read_h2load(told: str) -> Load:
-    """Read what h2load says at its end.
+def read_h2load(output: str) -> Load:
+    """Read the summary of h2load.
 
-    Raises LoadError if a request failed, or was not answered 200, or there was none.
+    Raises LoadError if a response was not 200, or there was none.
     """
-    lines = {name: rest for name, _, rest in (line.partition(":") for line in told.splitlines())}
-    took = next((line for line in told.splitlines() if line.startswith("finished in ")), None)
+    lines = {name: rest for name, _, rest in (line.partition(":") for line in output.splitlines())}
+    took = next((line for line in output.splitlines() if line.startswith("finished in ")), None)
     if took is None or "requests" not in lines or "status codes" not in lines:
-        raise LoadError(f"h2load does not say how it went:\n{told}")
+        raise LoadError(f"h2load has no result:\n{output}")
     counts = {what: int(number) for number, what in _pairs(lines["requests"])}
     fine = {what: int(number) for number, what in _pairs(lines["status codes"])}["2xx"]
-    return _good(Load(counts["done"], _seconds(took.split()[2]), counts["total"] - fine), told)
+    return _good(Load(counts["done"], _seconds(took.split()[2]), counts["total"] - fine), output)
 
 
-def latency(asked: float, found: Load, log: str) -> Latency:
+def latency(target: float, found: Load, log: str) -> Latency:
     """Read the times of all requests from h2load's log: start, status, microseconds."""
-    return percentiles(asked, found, [int(line.split("\t")[2]) for line in log.splitlines()])
+    return percentiles(target, found, [int(line.split("\t")[2]) for line in log.splitlines()])
 
 
-def percentiles(asked: float, found: Load, took_us: Iterable[int]) -> Latency:
-    """Return how long requests took, of which all times are known, in microseconds."""
+def percentiles(target: float, found: Load, took_us: Iterable[int]) -> Latency:
+    """Return the percentiles of the times of all requests, in microseconds."""
     took = sorted(took_us)
     if not took:
         raise LoadError("no request was timed")
-    return Latency(asked, found.requests / found.seconds, _share(took, 0.5), _share(took, 0.99), took[-1] / 1000)
+    return Latency(target, found.requests / found.seconds, _share(took, 0.5), _share(took, 0.99), took[-1] / 1000)
 
 
 def _share(took: Sequence[int], share: float) -> float:
-    """Return the milliseconds within which that share was answered."""
+    """Return the milliseconds within which a share of requests was completed."""
     return took[min(len(took) - 1, int(len(took) * share))] / 1000
 
 
@@ -209,7 +201,7 @@ def _seconds(duration: str) -> float:
     raise LoadError(f"no duration: {duration!r}")
 
 
-def _good(found: Load, told: str) -> Load:
+def _good(found: Load, output: str) -> Load:
     if found.failed or found.requests <= 0:
-        raise LoadError(f"{found.failed} of {found.requests} requests failed:\n{told}")
+        raise LoadError(f"{found.failed} of {found.requests} requests failed:\n{output}")
     return found

@@ -1,4 +1,4 @@
-"""Measures servers in turn: each is asked, its answers are looked at, and its processor time is read."""
+"""Measures servers in turn: sends requests, verifies the responses, and reads the processor time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import msgspec
 
 from benchmarks.on_redis.servers import Server, ServerError, redis_server
 from benchmarks.service import servers
-from benchmarks.service.asking import CHECK, USERS, Wire, WrongAnswer, check, filled, rules, user, weights
 from benchmarks.service.figures import Cost, Costs
 from benchmarks.service.load import Load, Loader, LoadError, require
+from benchmarks.service.requests import CHECK, USERS, Wire, WrongResult, check, filled, rules, user, weights
 from benchmarks.service.rows import OURS, Row, all_rows
 from benchmarks.service.servers import PROGRAMS, Cores, Served, Setup
 from benchmarks.timing import Figure, Pace, alternate, time_calls
@@ -30,22 +30,21 @@ from headgate.policy.loading import load
 from headgate.policy.request import Request
 
 PATIENCE = 60.0
-"""Seconds for one answer."""
+"""Timeout of a response, in seconds."""
 PROMPT = ("http", "grpc", "rls", "rls_redis")
-"""The rows whose latencies are measured."""
 RUNS = 3
-"""How often latencies are measured; the run with the median p99 counts."""
+"""Runs of latencies; the run with the median p99 counts."""
 LONGER = 5
-"""So many times as long as a round each of them takes: in one second, 10 ms that others take are all of a p99."""
+"""Length of each run, in rounds: within one second, a pause of 10 ms would be the whole p99."""
 OBSERVED = 2000
 """Checks per round of what observing costs."""
 DATABASES = 64
-"""Of Redis: each server has one of its own."""
+"""Databases of Redis: one for each server."""
 FIRST_SHARE = 0.5
-"""So much of what user 0 is expected to ask is asked at least, whoever is drawn."""
+"""The least share of the expected requests of user 0, since users are drawn at random."""
 _JSON = {"content-type": "application/json"}
 OTHER = "other "
-"""What the id of a row begins with that is asked of the Headgate of another environment."""
+"""The prefix of rows of the Headgate of another environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +52,15 @@ class Amount:
     """How much is measured."""
 
     seconds: float
-    """Of load per round; wrk takes whole seconds, and at least one."""
+    """The load of a round; wrk takes whole seconds, at least one."""
     pace: Pace
     users: int = USERS
     warm_up: bool = True
-    """Whether as long a load comes before each round as the round takes, and one more before all of them."""
+    """Whether a load of the same length precedes each round, and all of them."""
     rows: str = ""
-    """A regular expression; rows whose whole id it matches are measured. Empty: all."""
-    latency: bool = True
+    """A regular expression for the ids of rows to measure. Empty: all."""
+    prompt: tuple[str, ...] = PROMPT
+    """The rows whose latencies are measured, if they are among those."""
     other: str = ""
     """The interpreter of another environment, whose Headgate is measured beside this one."""
 
@@ -75,14 +75,14 @@ class ServiceResults:
     cores: Cores
     versions: dict[str, str]
     missing: tuple[str, ...] = ()
-    """Services of others that are not on the path."""
+    """Peers that are not installed."""
     failed: tuple[str, ...] = ()
-    """Ids of rows of others that could not be measured: the service does not start, or answers otherwise."""
+    """Ids of peers' rows that failed: the service does not start, or has other results."""
 
 
 @dataclass(slots=True)
 class Subject:
-    """A server that is measured, asked in one way."""
+    """A server that is measured with one kind of request."""
 
     name: str
     row: Row
@@ -91,18 +91,18 @@ class Subject:
     users: int = USERS
     store: Server | None = None
     rate: float = 2000.0
-    """Requests per second, as found so far."""
+    """Requests per second, so far."""
     cpu: list[float] = field(default_factory=list)
     store_us: float = 0.0
     requests: int = 0
 
     @property
     def loader(self) -> Loader:
-        port = self.served.http_port if self.row.question.wire is Wire.HTTP else self.served.grpc_port
-        return Loader(self.row.question, port, self.users, self.cores.others, tls=self.served.tls)
+        port = self.served.http_port if self.row.request.wire is Wire.HTTP else self.served.grpc_port
+        return Loader(self.row.request, port, self.users, self.cores.others, tls=self.served.tls)
 
     def prepare(self, seconds: float) -> None:
-        """Use up what everybody has, if they are to be refused, see that it answers rightly, and warm it up."""
+        """Use up all limits if the row refuses, verify the result, and warm up."""
         if not self.row.allows:
             self._use_up()
         self.verify()
@@ -111,7 +111,7 @@ class Subject:
             self.verify()
 
     def round(self, seconds: float, *, warm_up: bool = False) -> float:
-        """Ask for so many seconds, and before for as many that do not count; returns nanoseconds per request."""
+        """Load the server for `seconds`, after a warm-up of the same length; return nanoseconds per request."""
         if warm_up:
             self._loaded(seconds)
         before, stored = self.served.used_ns(), self._stored_us()
@@ -123,35 +123,35 @@ class Subject:
         return 1e9 * load.seconds / load.requests
 
     def verify(self) -> None:
-        """Raise WrongAnswer unless user 0 gets the answer that the row is about."""
-        question, body = self.row.question, self.row.question.body_of(0)
-        answer = post(self.served, question.path, body) if question.wire is Wire.HTTP else self._ask_grpc(body)
-        if question.is_allowed(answer) is not self.row.allows:
-            raise WrongAnswer(f"{self.name} ({self.row.what}) does not answer so: {answer!r}")
+        """Raise WrongResult unless user 0 gets the result of the row."""
+        kind, body = self.row.request, self.row.request.body_of(0)
+        answer = post(self.served, kind.path, body) if kind.wire is Wire.HTTP else self._send_grpc(body)
+        if kind.is_allowed(answer) is not self.row.allows:
+            raise WrongResult(f"{self.name} ({self.row.what}) does not answer so: {answer!r}")
 
     def cost(self, time: Figure) -> Cost:
-        """Return what was found over all rounds."""
+        """Return the result of all rounds."""
         return Cost(self.name, self.row.what, Figure(tuple(self.cpu)), time, self.store_us / self.requests)
 
     def _use_up(self) -> None:
-        self.loader.ask_all(20_000)
+        self.loader.send_all(20_000)
 
     def _loaded(self, seconds: float) -> Load:
         left = self._left()
         load = self.loader.flat_out(seconds, self.rate)
         if load.refused is not None and load.refused != (0 if self.row.allows else load.requests):
             wrong = f"{load.refused} of {load.requests} requests were refused"
-            raise WrongAnswer(f"{self.name} ({self.row.what}): {wrong}")
+            raise WrongResult(f"{self.name} ({self.row.what}): {wrong}")
         if self.row.counts:
             taken, expected = left - self._left(), int(load.requests * FIRST_SHARE / weights(self.users)[-1])
             if taken < expected:
-                raise WrongAnswer(
+                raise WrongResult(
                     f"{self.name} ({self.row.what}) answered at least {expected} checks of a user, but took {taken}"
                 )
         return load
 
     def _left(self) -> int:
-        """Ask how much user 0 has left; takes nothing."""
+        """Return the remainder of user 0; takes nothing."""
         if not self.row.counts:
             return 0
         answer = post(self.served, CHECK, filled(check("user", cost=0), 0))
@@ -161,14 +161,14 @@ class Subject:
     def _stored_us(self) -> float:
         return self.store.cpu_us() if self.store else 0.0
 
-    def _ask_grpc(self, body: bytes) -> bytes:
+    def _send_grpc(self, body: bytes) -> bytes:
         with grpc.insecure_channel(f"127.0.0.1:{self.served.grpc_port}") as channel:
-            call: Callable[..., bytes] = channel.unary_unary(self.row.question.path)
+            call: Callable[..., bytes] = channel.unary_unary(self.row.request.path)
             return call(body, timeout=PATIENCE)
 
 
 def chosen(amount: Amount) -> dict[str, Row]:
-    """Return the rows that are asked for and whose programs are here. Raises LoadError if none is."""
+    """Return the requested rows whose programs are installed. Raises LoadError if there are none."""
     found = {
         name: row
         for name, row in all_rows().items()
@@ -176,33 +176,32 @@ def chosen(amount: Amount) -> dict[str, Row]:
     }
     if not found:
         raise LoadError(
-            f"no row that can be measured here is called {amount.rows!r}: there are {', '.join(all_rows())}"
+            f"no row that can be measured here is called {amount.rows!r}: the rows are: {', '.join(all_rows())}"
         )
     return found
 
 
 def steps(amount: Amount) -> int:
-    """Return how many steps there are to report."""
+    """Return the number of reported steps."""
     rows = chosen(amount)
     others = sum(row.is_ours for row in rows.values()) if amount.other else 0
-    prompt = sum(name in rows for name in PROMPT) if amount.latency else 0
-    return 2 * (len(rows) + others) + prompt + 1
+    return 2 * (len(rows) + others) + sum(name in rows for name in amount.prompt) + 1
 
 
 def run(amount: Amount, done: Callable[[str], None]) -> ServiceResults:
-    """Measure everything; `done` is told of each step.
+    """Measure everything; `done` reports each step.
 
-    Raises LoadError if a program is missing, with the words that install it.
+    Raises LoadError if a program is missing, with the command that installs it.
     """
     require()
     with ExitStack() as stack:
         store = stack.enter_context(_pinned_redis(Cores.split()))
         subjects = _subjects(stack, chosen(amount), amount, store, done)
         found = measure(subjects, amount, done)
-    for name in PROMPT if amount.latency else ():
+    for name in amount.prompt:
         if name in found:
             found[name] = _with_latency(found[name], name, amount, done)
-            done(told(found[name]))
+            done(summary_of(found[name]))
     versions = {name: servers.version(name) for name in ("nginx", "wrk", "h2load")}
     observed = observing(amount.pace)
     done(f"observing: {observed.best / 1000:.2f} us")
@@ -212,12 +211,12 @@ def run(amount: Amount, done: Callable[[str], None]) -> ServiceResults:
 
 
 def measure(subjects: Mapping[str, Subject], amount: Amount, done: Callable[[str], None]) -> dict[str, Cost]:
-    """Let all take turns; a service of others that does not answer as its row says is left out."""
+    """Measure all in turn; peers with unexpected results are omitted."""
     able: dict[str, Subject] = {}
     for name, subject in subjects.items():
         try:
             subject.prepare(amount.seconds if amount.warm_up else 0)
-        except (WrongAnswer, LoadError) as error:
+        except (WrongResult, LoadError) as error:
             if subject.row.setup.program not in PROGRAMS:
                 raise
             done(f"{name}: left out: {error}")
@@ -227,18 +226,18 @@ def measure(subjects: Mapping[str, Subject], amount: Amount, done: Callable[[str
     times = alternate({name: _turn(subject, amount) for name, subject in able.items()}, amount.pace)
     costs = {name: subject.cost(times[name]) for name, subject in able.items()}
     for cost in costs.values():
-        done(told(cost))
+        done(summary_of(cost))
     return costs
 
 
-def told(cost: Cost) -> str:
-    """Say in a line what came out."""
+def summary_of(cost: Cost) -> str:
+    """Return the result in a line."""
     late = "" if cost.latency is None else f", p99 {cost.latency.p99:.1f} ms at {cost.latency.rate:,.0f}/s"
     return f"{cost.label}: {cost.cpu_us:.1f} us of processor time, {cost.per_second:,.0f}/s{late}"
 
 
 def observing(pace: Pace) -> Figure:
-    """Return the nanoseconds that observing one check takes: the recorder alone, called as the service calls it."""
+    """Return the nanoseconds that observing one check takes: the recorder alone, called as in the service."""
     recorder = Recorder()
     try:
         with Engine(load(rules("user"))) as engine:
@@ -248,8 +247,8 @@ def observing(pace: Pace) -> Figure:
             def observe(request: Request) -> None:
                 began = perf_counter_ns()
                 deciding = perf_counter_ns()
-                recorder.ruled("check", ruling, request, perf_counter_ns() - deciding)
-                recorder.called("check", "allowed", perf_counter_ns() - began)
+                recorder.record_ruling("check", ruling, request, perf_counter_ns() - deciding)
+                recorder.record_call("check", "allowed", perf_counter_ns() - began)
 
             requests = [request] * OBSERVED
             return alternate({"observing": lambda _: time_calls(observe, requests)}, pace)["observing"]
@@ -260,7 +259,7 @@ def observing(pace: Pace) -> Figure:
 def _subjects(
     stack: ExitStack, rows: Mapping[str, Row], amount: Amount, store: Server, done: Callable[[str], None]
 ) -> dict[str, Subject]:
-    """Start a server for each setup, and say how it is asked; those of others that do not start are left out."""
+    """Start a server for each setup; peers that do not start are omitted."""
     running: dict[tuple[Setup, str], Served] = {}
     databases = iter(range(DATABASES))
 
@@ -291,12 +290,12 @@ def _turn(subject: Subject, amount: Amount) -> Callable[[int], float]:
 
 
 def _with_latency(cost: Cost, name: str, amount: Amount, done: Callable[[str], None]) -> Cost:
-    """Ask a server at half of its highest rate. It is alone: idle ones wake up with every second, all on its core."""
+    """Measure a server at half of its highest rate, alone: idle servers would wake up every second on its core."""
     highest, seconds = 1e9 / cost.time.best, LONGER * amount.seconds
     with ExitStack() as stack:
         store = stack.enter_context(_pinned_redis(Cores.split()))
         subject = _subjects(stack, {name: all_rows()[name]}, replace(amount, other=""), store, done)[name]
-        subject.rate = highest  # so that it is warmed up by as many users as will ask
+        subject.rate = highest  # warm up with the same number of users as in the measurement
         subject.prepare(amount.seconds)
         found = []
         for _ in range(RUNS):
@@ -319,13 +318,13 @@ def _pinned_redis(cores: Cores) -> Iterator[Server]:
 
 
 def post(served: Served, path: str, body: bytes) -> bytes:
-    """Ask once over HTTP, and return the body of the answer."""
+    """Send a request over HTTP, and return the body of the response."""
     with closing(_connection(served)) as connection:
         connection.request("POST", path, body, _JSON)
         answer = connection.getresponse()
         data = answer.read()
     if answer.status != HTTPStatus.OK:
-        raise WrongAnswer(f"{path}: {answer.status} {data!r}")
+        raise WrongResult(f"{path}: {answer.status} {data!r}")
     return data
 
 
@@ -336,7 +335,7 @@ def _connection(served: Served) -> HTTPConnection:
 
 
 def _unverified() -> ssl.SSLContext:
-    """Return what trusts anybody: the server is ours, and its certificate was made a moment ago."""
+    """Return a context without verification: the server has a new self-signed certificate."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,7 +1,7 @@
-"""Trivial servers that ours is held against, as programs: ``python -m benchmarks.service.peers NAME PORT``.
+"""Trivial servers for comparison, as programs: ``python -m benchmarks.service.peers NAME PORT``.
 
-``uvicorn`` and ``grpcio`` parse what they are asked, and allow; they decide nothing. ``uvloop`` does not even parse:
-the least that a server in Python takes for reading a request and writing an answer.
+``uvicorn`` and ``grpcio`` parse requests and allow them, without deciding. ``uvloop`` does not parse them: it is the
+minimum of a server in Python that reads a request and writes a response.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import uvicorn
 import uvloop
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from benchmarks.service.asking import RLS_METHOD, RLS_SERVICE
+from benchmarks.service.requests import RLS_METHOD, RLS_SERVICE
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -46,7 +46,7 @@ _CONSTANT = (
 
 
 async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
-    """Answer every request as a check that is allowed, in ASGI."""
+    """Allow every check, in ASGI."""
     if scope["type"] != "http":
         return
     body = b""
@@ -76,13 +76,13 @@ def serve_http(port: int) -> None:
 
 
 class ConstantProtocol(asyncio.Protocol):
-    """Answers each piece with which a request begins with a constant, whatever else the request is."""
+    """Responds with a constant to each read that begins a request."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._write = cast("asyncio.Transport", transport).write
 
     def data_received(self, data: bytes) -> None:
-        if data.startswith(b"POST"):  # otherwise the rest of one, where that comes in pieces
+        if data.startswith(b"POST"):  # not the rest of a request
             self._write(_CONSTANT)
 
 
@@ -93,7 +93,7 @@ async def serve_constant(port: int) -> None:
 
 
 def messages() -> dict[str, Any]:
-    """Return the classes of the messages of RLS, as far as a trivial answer needs them."""
+    """Return the classes of RLS messages that a trivial response needs."""
     file = descriptor_pb2.FileDescriptorProto(name="peer.proto", package="peer", syntax="proto3")
     for name, fields in _FIELDS.items():
         message = file.message_type.add(name=name)

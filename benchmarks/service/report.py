@@ -1,10 +1,9 @@
-"""Renders the part about the service of the benchmarks: what was measured, how, and how to read it."""
+"""The part about the service of the report: what was measured, how, and the results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.service.asking import EXPONENT, FEW_USERS, SOAK_PATHS, SOAK_USERS, USERS, weights
 from benchmarks.service.figures import (
     LEAST_SHARE_ON_REDIS,
     LEAST_SOAKED,
@@ -26,8 +25,9 @@ from benchmarks.service.figures import (
 )
 from benchmarks.service.load import CONNECTIONS, GRPC_CONNECTIONS, STREAMS
 from benchmarks.service.measuring import LONGER, OTHER, RUNS, ServiceResults
+from benchmarks.service.requests import EXPONENT, FEW_USERS, SOAK_PATHS, SOAK_USERS, USERS, weights
 from benchmarks.service.servers import STORE_SECONDS, Cores
-from benchmarks.tables import between, percent, table, times, verdict
+from benchmarks.tables import Part, between, percent, table, times, verdict
 
 WHAT = f"""\
 The cost of a check in `headgate serve` on one processor core, over HTTP, gRPC and Envoy's rate limit service (RLS),
@@ -48,12 +48,13 @@ stated otherwise:
   {LEAST_SOAKED:,} times per second of a core;
 - at half of the highest rate, the 99th percentile is under {MOST_P99_MS:g} ms.
 
-**The figures are higher than those of earlier reports, but the service is not slower.** Earlier, 10,000 users asked in
-turn: all had the same remaining number at the same time, and all their requests fitted into the service's caches. Now
-{USERS:,} users are drawn by a Zipf law (exponent {EXPONENT:g}), as they come to real services: the first one sends \
-{100 / weights(USERS)[-1]:.0f} % of
-the requests, and most users come too rarely to be in a cache. Rows with {FEW_USERS:,} users show what caches are worth;
-in rows with one shared key all requests count against the same limit, and no two messages are the same.
+**The figures are higher than those of earlier reports, but the service is not slower.** Earlier, 10,000 users took
+turns: all had the same remaining number at the same time, and all their requests fitted into the service's caches. Now
+each request is for one of {USERS:,} users, drawn by a Zipf law (exponent {EXPONENT:g}), as in real services: the \
+busiest user sends {100 / weights(USERS)[-1]:.0f} % of
+the requests, and most users send too few to be in a cache. Rows with {FEW_USERS:,} users show the effect of caches. \
+In rows
+with one shared key, all requests count against the same limit, and no two messages are the same.
 """
 COSTS = """\
 Microseconds of processor time per request (and how far the median round lies above the best one), and requests per
@@ -79,7 +80,7 @@ arithmetic from the table above, not a measurement; load balancers and the netwo
 
 
 def method(cores: Cores) -> str:
-    """Say how it was measured."""
+    """Describe the method."""
     ours, others = (", ".join(map(str, each)) for each in (cores.server, cores.others))
     return f"""\
 - **Floor**: nginx with one worker, no access log, persistent connections; it reads the same `POST` and answers 200
@@ -90,13 +91,13 @@ def method(cores: Cores) -> str:
 - **grpcio**: the asyncio server; a generic handler that parses the request and answers OK, with protobuf's C extension.
 - **headgate**: `headgate serve` as a user starts it, with metrics, one worker unless stated otherwise, and one rule,
   which matches every request (a fixed window per user). Redis is a server started for this run, without persistence;
-  at full load, requests wait for each other, so it gets {STORE_SECONDS} s for an answer instead of 10 ms.
+  at full load, requests wait for each other, so it has {STORE_SECONDS} s for a response instead of 100 ms.
 - **Descriptor file**: a file of envoyproxy/ratelimit with the same limit per user. "By rules beside a descriptor file":
   the service has both, and the file is for another domain.
 - **Three rules**: per user, per address (one for each user), and one for all together; when denied, the first
   refuses. "And a shadow": a fourth rule, per user, in shadow.
-- **The soak**: three rules on Redis, asked over HTTP for one of {SOAK_USERS:,} users and one of {SOAK_PATHS:,} paths at
-  random, so that hardly any request was seen before.
+- **The soak**: three rules on Redis. Each HTTP request is for one of {SOAK_USERS:,} users and one of {SOAK_PATHS:,}
+  paths, at random, so hardly any request occurs twice.
 - **Denied**: with a limit of 1, used up before the measurement. "One user": always the same one, answered from the
   cache of refusals.
 - **ratelimit, limitador-server, gubernator, throttlecrab-server**: each started as in its manual, on one core, with the
@@ -128,39 +129,28 @@ def method(cores: Cores) -> str:
 """
 
 
-def render(results: ServiceResults) -> str:
-    """Return the part about the service as Markdown."""
+def part(results: ServiceResults) -> Part:
+    """Return the part about the service of the report."""
     costs = results.costs
-    parts = [
-        "# Benchmarks: Service\n",
-        WHAT,
-        "## Verdicts\n",
-        summary(costs),
-        "## Method\n",
-        method(results.cores),
-        "## Requests\n",
+    missing, failed = ", ".join(results.missing), ", ".join(results.failed)
+    requests = [
         COSTS,
-        *([f"Not on the path, and not measured: {', '.join(results.missing)}.\n"] if results.missing else []),
-        *([f"On the path, but left out, for they failed: {', '.join(results.failed)}.\n"] if results.failed else []),
+        *([f"Not installed, and not measured: {missing}.\n"] if missing else []),
+        *([f"Installed, but left out because they failed: {failed}.\n"] if failed else []),
         _costs(costs),
     ]
+    sections = [("Requests", *requests)]
     if any(name.startswith(OTHER) for name in costs.rows):
-        parts += ["## Against the other\n", AGAINST, _against(costs)]
+        sections.append(("Against the other", AGAINST, _against(costs)))
     if any(cost.latency for cost in costs.ours):
-        parts += ["## Latency\n", LATENCY, _latency(costs)]
-    parts += [
-        "## Observing\n",
-        OBSERVING,
-        _observing(results),
-        f"## {TARGET:,} requests per second\n",
-        SIZING,
-        _sizing(costs),
-    ]
-    return "\n".join(parts)
+        sections.append(("Latency", LATENCY, _latency(costs)))
+    sections.append(("Observing", OBSERVING, _observing(results)))
+    sections.append((f"{TARGET:,} requests per second", SIZING, _sizing(costs)))
+    return Part("Service", WHAT, method(results.cores), list(_short(costs)), _verdicts(costs), sections)
 
 
-def in_short(costs: Costs) -> Iterator[tuple[str, str, str]]:
-    """Return what it comes to: what, how much, and compared with what."""
+def _short(costs: Costs) -> Iterator[tuple[str, str, str]]:
+    """Return the summary: what, figures, and comparison."""
     if not {"floor", "grpcio", "http", "rls", "rls_redis"} <= costs.rows.keys():  # only a part was measured
         return
     http, rls, shared = (costs.rows[name] for name in ("http", "rls", "rls_redis"))
@@ -173,11 +163,11 @@ def in_short(costs: Costs) -> Iterator[tuple[str, str, str]]:
         yield cost.what, f"{cost.cpu_us:.1f} us of a core, {cost.per_second:,.0f} a second", against
     late = [cost.latency.p99 for cost in costs.ours if cost.latency is not None]
     if late:
-        what = "99 of 100 answers, at half of the highest rate"
+        what = "p99 latency, at half of the highest rate"
         yield what, between(late, 1, "ms at most"), f"aim: {MOST_P99_MS:g} ms"
 
 
-def summary(costs: Costs) -> str:
+def _verdicts(costs: Costs) -> str:
     """Return the aims and what was reached, as Markdown."""
     lines = ((aim.what, _found(aim.found), aim.aim, verdict(aim.passed)) for aim in costs.aims())
     return table(("what", "found", "aim", "verdict"), lines)
@@ -188,7 +178,7 @@ def _found(value: float) -> str:
 
 
 def _costs(costs: Costs) -> str:
-    head = ("server, asked how", "processor time", "x nginx", "x less than grpcio", "requests per second", "Redis")
+    head = ("server, request", "processor time", "x nginx", "x less than grpcio", "requests per second", "Redis")
     lines = []
     for name, cost in costs.rows.items():
         less = costs.ratio("grpcio", name)
@@ -211,7 +201,7 @@ def _against(costs: Costs) -> str:
         ratio = costs.ratio(name, OTHER + name)
         if ratio is not None:
             lines.append((cost.what, f"{cost.cpu_us:.1f}", f"{costs.rows[OTHER + name].cpu_us:.1f}", times(ratio)))
-    return table(("asked how", "this one, us", "the other, us", "ratio"), lines)
+    return table(("request", "this one, us", "the other, us", "ratio"), lines)
 
 
 def _latency(costs: Costs) -> str:
@@ -219,16 +209,16 @@ def _latency(costs: Costs) -> str:
     lines = (
         (
             cost.label,
-            f"{late.asked:,.0f}",
+            f"{late.target:,.0f}",
             f"{late.rate:,.0f}",
             *(f"{each:.2f}" for each in (late.p50, late.p99, late.worst, late.waited)),
         )
         for cost, late in found
     )
     head = (
-        "server, asked how",
-        "asked per second",
-        "answered per second",
+        "server, request",
+        "sent per second",
+        "responses per second",
         "p50",
         "p99",
         "worst",
@@ -241,11 +231,11 @@ def _observing(results: ServiceResults) -> str:
     us, rows = results.observing.best / 1000, results.costs.rows
     found = [rows[name] for name in ("http", "grpc", "rls") if name in rows]
     lines = ((cost.what, f"{us:.2f}", percent(us, cost.cpu_us, 1)) for cost in found)
-    return table(("asked how", "us per check", "of the processor time"), lines)
+    return table(("request", "us per check", "of the processor time"), lines)
 
 
 def _sizing(costs: Costs) -> str:
-    head = ("asked how", "us per request", "us of Redis", "workers, a core each", "Redis primaries, a core each")
+    head = ("request", "us per request", "us of Redis", "workers, a core each", "Redis primaries, a core each")
     return table(head, (_sized(cost) for cost in costs.ours if "workers" not in cost.what))
 
 

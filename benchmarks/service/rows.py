@@ -1,11 +1,11 @@
-"""What is measured of servers, row by row: who is asked what, deciding by what, with which answer."""
+"""The rows about servers: the request, the limits that decide it, and the expected response."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from benchmarks.service.asking import (
+from benchmarks.service.requests import (
     AUTHZ,
     FEW_USERS,
     GRPC_CHECK,
@@ -20,7 +20,7 @@ from benchmarks.service.asking import (
     RLS_THREE,
     RLS_TWO,
     USERS,
-    Question,
+    RequestKind,
     descriptors,
     gubernator_grpc,
     gubernator_http,
@@ -38,18 +38,18 @@ THREE = ("user", "ip", "global")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A server, asked in one way."""
+    """A server with one kind of request."""
 
     what: str
-    """How it is asked, what it decides by, and where its state lives."""
+    """The request, the limits that decide it, and the store."""
     setup: Setup
-    question: Question
+    request: RequestKind
     allows: bool = True
-    """The answer that every request must get."""
+    """The expected result of every request."""
     counts: bool = False
-    """Whether what it took of a user's limit can be asked: of ours, by one rule."""
+    """Whether the usage of a user can be read: from Headgate, with one rule."""
     users: int = USERS
-    """How many users ask."""
+    """The number of users."""
 
     @property
     def is_ours(self) -> bool:
@@ -61,13 +61,13 @@ def _denied(limit: int) -> str:
 
 
 def few(row: Row) -> Row:
-    """Return the same for so few users that what is remembered of them fits into caches."""
+    """Return the same row for few users, who fit into caches."""
     return replace(row, what=f"{row.what}, {FEW_USERS:,} users", users=FEW_USERS)
 
 
 def shared(row: Row) -> Row:
-    """Return the same for one key that everybody shares."""
-    return replace(row, what=f"{row.what}, one shared key", question=RLS_SHARED)
+    """Return the same row for one shared key."""
+    return replace(row, what=f"{row.what}, one shared key", request=RLS_SHARED)
 
 
 def _variants(rows: dict[str, Row], make: Callable[[Row], Row], end: str, names: tuple[str, ...]) -> dict[str, Row]:
@@ -75,7 +75,7 @@ def _variants(rows: dict[str, Row], make: Callable[[Row], Row], end: str, names:
 
 
 def ours() -> dict[str, Row]:
-    """Return our rows. An id ends with ``_denied`` and ``_redis`` where that is so."""
+    """Return our rows. Ids of refusals end with ``_denied``, and those on Redis with ``_redis``."""
     found: dict[str, Row] = {}
     for redis in (False, True):
         where, store = ("_redis", "Redis") if redis else ("", "memory")
@@ -129,7 +129,7 @@ def ours() -> dict[str, Row]:
 
 
 def floors() -> dict[str, Row]:
-    """Return those that decide nothing."""
+    """Return the rows of servers that decide nothing."""
     return {
         "floor": Row("a constant over HTTP", Setup("nginx"), HTTP_CHECK),
         "uvloop": Row("a constant over HTTP, nothing parsed", Setup("uvloop"), HTTP_CHECK),
@@ -139,7 +139,7 @@ def floors() -> dict[str, Row]:
 
 
 def peers() -> dict[str, Row]:
-    """Return the services of others."""
+    """Return the rows of peers."""
     found: dict[str, Row] = {}
     for limit, end in ((PLENTY, ""), (1, "_denied")):
         allows, answer = limit == PLENTY, _denied(limit)
@@ -175,5 +175,5 @@ def peers() -> dict[str, Row]:
 
 
 def all_rows() -> dict[str, Row]:
-    """Return everything that could be measured, by its id."""
+    """Return all rows by their ids."""
     return {**floors(), **ours(), **peers()}

@@ -1,4 +1,4 @@
-"""Starts the servers that are measured, on free ports of the loopback and cores of their own; ends them by their id."""
+"""Starts servers on free ports of the loopback and separate cores; ends them by process id."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from benchmarks.on_redis.servers import START_SECONDS, ServerError, free_port
-from benchmarks.service.asking import DOMAIN
+from benchmarks.service.requests import DOMAIN
 
 ROOT = Path(__file__).parents[2]
 PROC = Path("/proc")
 PROGRAMS = ("ratelimit", "limitador-server", "gubernator", "throttlecrab-server")
-"""Services of others, which are measured if they are on the path."""
+"""Peers, which are measured if installed."""
 STORE_SECONDS = 60
-"""What Redis gets for an answer: flat out, requests wait longer than the 10 ms that it gets otherwise."""
+"""Timeout of Redis: at full load, requests wait longer than the usual 10 ms."""
 NGINX = """\
 daemon off;
 worker_processes 1;
@@ -57,21 +57,21 @@ http {{
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Which processor cores the server has, and which the load and Redis have."""
+    """The processor cores of the server, and those of the load and Redis."""
 
     server: tuple[int, ...]
     others: tuple[int, ...]
 
     @classmethod
     def split(cls, processes: int = 1) -> Cores:
-        """Give the server a core for each process, and the others what is left, or all if nothing is."""
+        """Return a core for each process of the server, and the remaining ones, or all, for the others."""
         cores = sorted(os.sched_getaffinity(0))
         return cls(tuple(cores[:processes]), tuple(cores[processes:] or cores))
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A server, and what it decides by. Equal setups are one server."""
+    """A server with its configuration. Equal setups share a server."""
 
     program: str = "headgate"
     rules: str = ""
@@ -79,22 +79,22 @@ class Setup:
     descriptors: str = ""
     """A file of envoyproxy/ratelimit."""
     identity: str = ""
-    """A file that says who clients are."""
+    """An identity file."""
     redis: bool = False
     """Whether its state is on Redis, rather than in memory."""
     tls: bool = False
     workers: int = 1
     local_cache: bool = False
-    """Of ratelimit: whether it remembers in memory who was refused."""
+    """Whether ratelimit caches refusals in memory."""
 
     @property
     def is_here(self) -> bool:
-        """Can it be started?"""
+        """Whether it is installed."""
         return self.program not in PROGRAMS or shutil.which(self.program) is not None
 
 
 class Served:
-    """A server that runs."""
+    """A running server."""
 
     def __init__(self, process: int, http_port: int = 0, grpc_port: int = 0, *, tls: bool = False) -> None:
         self.process, self.http_port, self.grpc_port, self.tls = process, http_port, grpc_port, tls
@@ -104,20 +104,13 @@ class Served:
         return used_ns(self.process)
 
     def waited_ns(self) -> int:
-        """Return how long its main thread has been ready to run so far while others had the processor."""
+        """Return how long its main thread has waited for a core so far."""
         return int(_read(PROC / str(self.process) / "schedstat").split()[1])
 
 
 @contextmanager
 def started(setup: Setup, cores: Cores, store: str = "", python: str = sys.executable) -> Iterator[Served]:
-    """Start what is set up, for the length of a with block.
-
-    Args:
-        setup: what to start.
-        cores: the processor cores that it gets.
-        store: the address of a database of Redis, if it keeps its state there.
-        python: the interpreter of the environment whose Headgate is started.
-    """
+    """Start a server for a with block; `python` is the interpreter of Headgate's environment."""
     http, grpc = free_port(), free_port()
     with TemporaryDirectory(prefix="headgate-bench-") as name:
         command = _command(setup, Path(name), (http, grpc), store, python)
@@ -126,7 +119,7 @@ def started(setup: Setup, cores: Cores, store: str = "", python: str = sys.execu
 
 
 class Command(NamedTuple):
-    """How a program is started, and where it listens then."""
+    """The command of a program, and its ports."""
 
     words: list[str]
     ports: tuple[int, ...]
@@ -152,7 +145,7 @@ def _command(setup: Setup, folder: Path, ports: tuple[int, int], store: str, pyt
 
 
 def _nginx(folder: Path, port: int) -> Command:
-    """One worker that answers a constant: the floor."""
+    """Return the command of the floor: one worker with a constant response."""
     configuration = folder / "nginx.conf"
     configuration.write_text(NGINX.format(folder=folder, port=port))
     return Command(["nginx", "-p", str(folder), "-e", "stderr", "-c", str(configuration)], (port,))
@@ -181,11 +174,11 @@ def _headgate(setup: Setup, folder: Path, ports: tuple[int, int], store: str, py
 
 
 def _ratelimit(setup: Setup, folder: Path, grpc: int, store: str) -> Command:
-    """Return how to start envoyproxy/ratelimit, which is told in its environment."""
+    """Return the command of envoyproxy/ratelimit, and its environment."""
     config = folder / "bench" / "config"
     config.mkdir(parents=True)
     (config / f"{DOMAIN}.yaml").write_text(setup.descriptors)
-    server, _, _ = store.removeprefix("redis://").partition("/")  # it knows no databases
+    server, _, _ = store.removeprefix("redis://").partition("/")  # it does not support databases
     environment = {
         "RUNTIME_ROOT": str(folder),
         "RUNTIME_SUBDIRECTORY": "bench",
@@ -217,7 +210,7 @@ def _limitador(setup: Setup, folder: Path, ports: tuple[int, int], store: str) -
 
 
 def _gubernator(ports: tuple[int, int]) -> Command:
-    """Return how to start Gubernator as a cluster of one: without members, nobody is in charge of a key."""
+    """Return the command of Gubernator as a cluster of one: without members, no key has an owner."""
     http, grpc = ports
     itself = f"127.0.0.1:{free_port()}"
     environment = {
@@ -270,7 +263,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
 
 
 def pin(process: int, cores: Iterable[int]) -> None:
-    """Let a process with all its threads run on these cores alone."""
+    """Bind a process with all its threads to these cores."""
     for thread in Path(f"/proc/{process}/task").iterdir():
         os.sched_setaffinity(int(thread.name), cores)
 
@@ -278,7 +271,7 @@ def pin(process: int, cores: Iterable[int]) -> None:
 def processes(root: int) -> list[int]:
     """Return the ids of a process and its descendants."""
     found = [root]
-    for pid in found:  # grows while it is gone through
+    for pid in found:  # grows during the loop
         for children in PROC.glob(f"{pid}/task/*/children"):
             found += map(int, _read(children).split())
     return found
@@ -296,20 +289,20 @@ def used_ns(root: int) -> int:
 def _read(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended
         return ""
 
 
 def version(program: str) -> str:
-    """Return the version that a program tells; wrk and nginx tell it among other words, and not all on stdout."""
+    """Return the version of a program; wrk and nginx print it with other words, and not always on stdout."""
     option = {"h2load": "--version"}.get(program, "-v")
-    told = subprocess.run([program, option], capture_output=True, text=True, check=False)  # noqa: S603  from a list of ours
-    first = (told.stdout + told.stderr).splitlines()[0]
+    ended = subprocess.run([program, option], capture_output=True, text=True, check=False)  # noqa: S603  from a list of ours
+    first = (ended.stdout + ended.stderr).splitlines()[0]
     return next((word for word in first.replace("/", " ").split() if word[0].isdigit()), first)
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """Write a certificate for the loopback that signs itself, and its key; returns where they are."""
+    """Write a self-signed certificate for the loopback, and its key; return their paths."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.now(UTC)

@@ -1,10 +1,10 @@
-"""What servers are asked, over each protocol, and the limits that they decide by. No I/O.
+"""The requests to servers, by protocol, and the limits that decide them. No I/O.
 
-Requests differ in their user only: user N is ``user-N`` and has an address of their own. A question about HTTP is a
-template in which ``{user}``, ``{ip}`` and ``{path}`` stand for these, since the script of wrk fills it in as well.
+Requests differ only in their user: user N is ``user-N``, with its own address. Over HTTP, they are templates with
+``{user}``, ``{ip}`` and ``{path}``, since the script of wrk fills them in as well.
 
-Users are drawn by a Zipf law, as they come to real services: the first one sends an eighth of all requests, and half of
-the requests are from those who come rarely.
+Users are drawn by a Zipf law, as in real services: the first one sends an eighth of all requests, and half of the
+requests are from rare users.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from itertools import accumulate
 import msgspec
 
 USERS = 200_000
-"""How many users there are: more than any cache has places."""
+"""The number of users: more than any cache holds."""
 FEW_USERS = 2000
 EXPONENT = 1.1
 """Of the Zipf law: user N is drawn in proportion to 1 / (N + 1) ** EXPONENT."""
 SOAK_USERS, SOAK_PATHS = 2_000_000, 5000
-"""Of whom, and for what, the soak asks at random."""
+"""Users and paths of the soak, drawn at random."""
 PLENTY = 100_000_000
-"""A limit that nobody uses up."""
+"""A limit that is never used up."""
 YEAR = 365 * 86_400
 RLS_SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
 RLS_METHOD = "ShouldRateLimit"
@@ -34,7 +34,7 @@ DOMAIN = "bench"
 def rules(*dimensions: str, limit: int = PLENTY, shadow: bool = False, endpoint: str = "**") -> str:
     """Return a file with a rule for each dimension, in windows that do not end during a run.
 
-    The first is the one that refuses if `limit` is low; `shadow` adds one more that is only tried out.
+    The first one refuses if `limit` is low; `shadow` adds a shadow rule.
     """
     lines = ["version: 1", "rules:"]
     for number, dimension in enumerate(dimensions):
@@ -63,32 +63,32 @@ def limitador_limits(limit: int = PLENTY) -> str:
     )
 
 
-class WrongAnswer(AssertionError):
-    """A server did not answer as it should, so its figures would mean nothing."""
+class WrongResult(AssertionError):
+    """A response is not as expected, so the figures would be meaningless."""
 
 
 class Wire(StrEnum):
-    """Which protocol carries it."""
+    """The protocol."""
 
     HTTP = "HTTP/1.1"
     GRPC = "gRPC"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A request that is asked over and over, each time for another user."""
+class RequestKind:
+    """A request that is sent repeatedly, each time for another user."""
 
     name: str
     wire: Wire
     path: str
     body_of: Callable[[int], bytes]
-    """What the user of a number asks. A gRPC message has no prefix here."""
+    """The body for the user with a number; a gRPC message is without its prefix."""
     is_allowed: Callable[[bytes], bool]
-    """Whether a body, or a message, says so. Raises WrongAnswer if it says neither."""
+    """Whether a body or a message allows the request. Raises WrongResult if it does neither."""
     template: str = ""
     """The body over HTTP, not yet filled in."""
     random: bool = False
-    """Whether it is asked for users and paths at random, rather than in turn; over HTTP."""
+    """Whether users and paths are drawn at random instead of in turn; over HTTP."""
 
     @property
     def content_type(self) -> str:
@@ -96,7 +96,7 @@ class Question:
 
 
 def weights(users: int) -> list[float]:
-    """Return how often each user is drawn, in proportion, each added to those before."""
+    """Return the cumulative weights of users."""
     return list(accumulate([(number + 1) ** -EXPONENT for number in range(users)]))
 
 
@@ -144,8 +144,8 @@ def _number(value: int) -> bytes:
 
 def _http(
     name: str, path: str, template: str, is_allowed: Callable[[bytes], bool], *, random: bool = False
-) -> Question:
-    return Question(name, Wire.HTTP, path, lambda number: filled(template, number), is_allowed, template, random)
+) -> RequestKind:
+    return RequestKind(name, Wire.HTTP, path, lambda number: filled(template, number), is_allowed, template, random)
 
 
 def _json_allows(body: bytes) -> bool:
@@ -153,7 +153,7 @@ def _json_allows(body: bytes) -> bool:
 
 
 def _first_is_one(message: bytes) -> bool:
-    """Is the first field of a message, field 1, the number 1? So both services say that a request may pass."""
+    """Whether the first field of a message, field 1, is the number 1: both services allow a request in this way."""
     return message.startswith(b"\x08\x01")
 
 
@@ -165,11 +165,11 @@ def _entry(key: str, value: str) -> bytes:
 CHECK = "/api/v1/rate-limit/check"
 HTTP_CHECK = _http("http", CHECK, check("user"), _json_allows)
 HTTP_ONE_USER = _http("http-one-user", CHECK, filled(check("user"), 0).decode(), _json_allows)
-"""As one client asks who does not care for the answer."""
+"""The requests of one client that ignores refusals."""
 HTTP_THREE = _http("http-three", CHECK, check("user", "ip"), _json_allows)
-"""As three rules see it: by user, by address, and all together."""
+"""For three rules: by user, by address, and for all."""
 HTTP_SOAK = _http("http-soak", CHECK, check("user", "ip", path="{path}"), _json_allows, random=True)
-RLS = Question(
+RLS = RequestKind(
     "rls",
     Wire.GRPC,
     f"/{RLS_SERVICE}/{RLS_METHOD}",
@@ -177,7 +177,7 @@ RLS = Question(
     _first_is_one,
 )
 """With one descriptor of one entry: the user."""
-RLS_THREE = Question(
+RLS_THREE = RequestKind(
     "rls-three",
     Wire.GRPC,
     RLS.path,
@@ -185,7 +185,7 @@ RLS_THREE = Question(
     _first_is_one,
 )
 """With one descriptor of two: the user and the address."""
-RLS_TWO = Question(
+RLS_TWO = RequestKind(
     "rls-two",
     Wire.GRPC,
     RLS.path,
@@ -193,21 +193,21 @@ RLS_TWO = Question(
     _first_is_one,
 )
 """With two descriptors of one entry: the user, and the address."""
-RLS_SHARED = Question(
+RLS_SHARED = RequestKind(
     "rls-shared",
     Wire.GRPC,
     RLS.path,
     lambda number: text(1, DOMAIN) + text(2, _entry("user", user(0))) + varint(2000, number),
     _first_is_one,
 )
-"""Always for the same user, in another message each time: it has a field that nobody knows."""
+"""Always for the same user, in a different message each time: it has an unknown field."""
 AUTHZ_SERVICE = "envoy.service.auth.v3.Authorization"
 IDENTITY = "version: 1\njwt_metadata: [{claims: {user: sub}}]\n"
-"""Users are known by tokens, which Envoy verifies."""
+"""Users are identified by tokens, which Envoy verifies."""
 
 
 def _authorized(number: int) -> bytes:
-    """Return what Envoy asks about a request of a user, with the filter that docs/envoy.md shows."""
+    """Return the call of Envoy for a request of a user, with the filter in docs/envoy.md."""
     client = text(1, text(1, text(1, text(2, address(number)), varint(3, 40_000 + number % 20_000))))
     server = text(2, text(1, text(1, text(2, "10.255.0.1"), varint(3, 443))))
     sent = text(1, str(number)) + text(2, "POST") + text(4, "/api/v1/orders") + text(5, "api.example.com")
@@ -221,15 +221,15 @@ def _authorized(number: int) -> bytes:
     return text(1, client, server, request, text(10, text(1, "headgate.service"), text(2, "orders")), metadata)
 
 
-AUTHZ = Question(
+AUTHZ = RequestKind(
     "authz",
     Wire.GRPC,
     f"/{AUTHZ_SERVICE}/Check",
     _authorized,
     lambda message: message.startswith(b"\x0a\x00"),
 )
-"""Its status is the first field of the answer, and empty where it is OK."""
-GRPC_CHECK = Question(
+"""The status is the first field of the response, and empty if it is OK."""
+GRPC_CHECK = RequestKind(
     "grpc",
     Wire.GRPC,
     "/headgate.v1.RateLimiter/CheckRateLimit",
@@ -238,21 +238,21 @@ GRPC_CHECK = Question(
 )
 
 
-def throttlecrab_http(limit: int) -> Question:
-    """Ask throttlecrab, whose callers say the limit."""
+def throttlecrab_http(limit: int) -> RequestKind:
+    """Return the request to throttlecrab, which contains the limit."""
     burst, cost = _throttlecrab_limit(limit)
-    asked = {
+    request = {
         "key": f"{limit} {{user}}",
         "max_burst": burst,
         "count_per_period": burst,
         "period": YEAR,
         "quantity": cost,
     }
-    return _http(f"throttlecrab-http-{limit}", "/throttle", msgspec.json.encode(asked).decode(), _json_allows)
+    return _http(f"throttlecrab-http-{limit}", "/throttle", msgspec.json.encode(request).decode(), _json_allows)
 
 
-def throttlecrab_grpc(limit: int) -> Question:
-    """Ask throttlecrab over gRPC."""
+def throttlecrab_grpc(limit: int) -> RequestKind:
+    """Return the same request over gRPC."""
     burst, cost = _throttlecrab_limit(limit)
 
     def body(number: int) -> bytes:
@@ -260,53 +260,55 @@ def throttlecrab_grpc(limit: int) -> Question:
             text(1, f"{limit} {user(number)}") + varint(2, burst) + varint(3, burst) + varint(4, YEAR) + varint(5, cost)
         )
 
-    return Question(f"throttlecrab-grpc-{limit}", Wire.GRPC, "/throttlecrab.RateLimiter/Throttle", body, _first_is_one)
+    return RequestKind(
+        f"throttlecrab-grpc-{limit}", Wire.GRPC, "/throttlecrab.RateLimiter/Throttle", body, _first_is_one
+    )
 
 
 def _throttlecrab_limit(limit: int) -> tuple[int, int]:
-    """Return the burst to ask for, and the cost. It never refuses with a burst of one: two are taken at once."""
+    """Return the burst and the cost. With a burst of one, it never refuses, so two units are taken at once."""
     return (limit, 1) if limit > 1 else (2, 2)
 
 
-def gubernator_http(limit: int) -> Question:
-    """Ask Gubernator, whose callers say the limit."""
-    asked = {
+def gubernator_http(limit: int) -> RequestKind:
+    """Return the request to Gubernator, which contains the limit."""
+    request = {
         "name": f"bench {limit}",
         "unique_key": "{user}",
         "hits": "1",
         "limit": str(limit),
         "duration": str(YEAR * 1000),
     }
-    template = msgspec.json.encode({"requests": [asked]}).decode()
+    template = msgspec.json.encode({"requests": [request]}).decode()
 
     def is_allowed(body: bytes) -> bool:
         (answer,) = msgspec.json.decode(body)["responses"]
         if answer.get("error"):
-            raise WrongAnswer(answer["error"])
+            raise WrongResult(answer["error"])
         return bool(answer["status"] == "UNDER_LIMIT")
 
     return _http(f"gubernator-http-{limit}", "/v1/GetRateLimits", template, is_allowed)
 
 
-def gubernator_grpc(limit: int) -> Question:
-    """Ask Gubernator over gRPC."""
+def gubernator_grpc(limit: int) -> RequestKind:
+    """Return the same request over gRPC."""
 
     def body(number: int) -> bytes:
-        asked = (
+        request = (
             text(1, f"bench {limit}") + text(2, user(number)) + varint(3, 1) + varint(4, limit) + varint(5, YEAR * 1000)
         )
-        return text(1, asked)
+        return text(1, request)
 
     def is_allowed(message: bytes) -> bool:
-        """The only answer begins with its status, or with the limit while that is 0, under the limit."""
+        """The only response begins with its status or, if that is 0 (under the limit), with the limit."""
         if message[2:3] not in {b"\x08", b"\x10"}:
-            raise WrongAnswer(repr(message))
+            raise WrongResult(repr(message))
         return message.startswith(b"\x10", 2)
 
-    return Question(f"gubernator-grpc-{limit}", Wire.GRPC, "/pb.gubernator.V1/GetRateLimits", body, is_allowed)
+    return RequestKind(f"gubernator-grpc-{limit}", Wire.GRPC, "/pb.gubernator.V1/GetRateLimits", body, is_allowed)
 
 
-def questions() -> dict[str, Question]:
+def request_kinds() -> dict[str, RequestKind]:
     """Return all of them by their names."""
     found = [HTTP_CHECK, HTTP_ONE_USER, HTTP_THREE, HTTP_SOAK, AUTHZ, GRPC_CHECK]
     found += [RLS, RLS_THREE, RLS_TWO, RLS_SHARED]
