@@ -66,13 +66,13 @@ def arrow(*points: tuple[int, int], label: str = "", style: str = "", at: tuple[
 
 
 def svg(width: int, height: int, title: str, shapes: Iterable[str]) -> str:
-    """Return the document; `title` is what screen readers say."""
+    """Return the document; `title` is for screen readers."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"'
     return f"{head}><title>{escape(title)}</title><style>{STYLE}</style>\n" + "\n".join(shapes) + "\n</svg>\n"
 
 
 def topology() -> str:
-    """Which processes there are, and who talks to whom."""
+    """The processes and their connections."""
     shapes = [
         box((20, 110, 100, 60), "Clients"),
         box((190, 20, 210, 60), "Envoy or another gateway\nyour own, or headgate gateway"),
@@ -98,14 +98,14 @@ def topology() -> str:
 
 
 def request() -> str:
-    """What happens to one request, from its identity to its answer."""
+    """The path of a request, from its identity to its response."""
     steps = (
         ("Identify", "user, API key,\naddress"),
         ("Match", "rules for the path,\nmethod, attributes"),
         ("Resolve", "tier and override,\nless what is replaced"),
         ("Plan", "one limit per rule,\none key each"),
         ("Decide", "all limits at once,\nor none takes"),
-        ("Answer", "headers and body,\n200 or 429"),
+        ("Respond", "headers and body,\n200 or 429"),
     )
     shapes = []
     for n, (name, what) in enumerate(steps):
@@ -129,7 +129,7 @@ def outage() -> str:
         (20, 200, "Strict", "the store decides", "good"),
         (220, 180, "Deadline", "each call waits for it, then\nthe rule's mode decides", "bad"),
         (400, 330, "Circuit open", "the mode decides at once: local share,\nallow or deny; marked degraded", "bad"),
-        (730, 250, "Strict", "the store decides again;\nlocal use is not charged there", "good"),
+        (730, 250, "Strict", "the store decides again;\nlocal usage is not added to it", "good"),
     )
     shapes = [arrow((20, 170), (985, 170)), text(970, 190, "time", "soft")]
     events = ((220, "the store stops"), (400, "5 failures in a row"), (640, "it is back"), (730, "a probe succeeds"))
@@ -143,18 +143,18 @@ def outage() -> str:
 
 
 def refused() -> str:
-    """What to look at, and to do, when callers report responses with status 429."""
+    """What to check, and what to do, when callers report the status 429."""
     shapes = [
-        box((20, 20, 230, 60), "A caller gets 429\nits body has rule_id, degraded", "bad"),
-        choice((20, 120, 230, 100), "Is it degraded?"),
+        box((20, 20, 230, 60), "A caller gets 429\nthe body names the rule", "bad"),
+        choice((20, 120, 230, 100), "Is it degraded?\nX-RateLimit-Degraded"),
         box((340, 140, 250, 60), "The store is down\nthe rules' mode decides"),
         choice((20, 260, 230, 100), "Did the rule change?\nheadgate revisions"),
         box((340, 280, 250, 60), "Undo the change\nheadgate undo --wait"),
-        choice((20, 400, 230, 100), "Whose limit is it?\nheadgate refusals"),
+        choice((20, 400, 230, 100), "Which caller?\nheadgate refusals"),
         box((340, 370, 250, 60), "A caller who should pass\nheadgate users override --for 1h"),
-        box((340, 460, 250, 60), "Many callers, one address\nidentity: trusted proxies"),
-        box((680, 370, 250, 60), "To let it pass now\nheadgate reset --user"),
-        box((680, 460, 250, 60), "All callers, and it does harm\nheadgate enforcement off"),
+        box((340, 460, 250, 60), "Many callers, one address\nname the trusted proxies"),
+        box((680, 370, 250, 60), "To admit it at once\nheadgate reset --user"),
+        box((680, 460, 250, 60), "All callers are refused\nheadgate enforcement off"),
         arrow((135, 80), (135, 120)),
         arrow((135, 220), (135, 260), label="no", at=(152, 238)),
         arrow((135, 360), (135, 400), label="no", at=(152, 378)),

@@ -141,7 +141,7 @@ def main() -> None:
             page.locator("input[name=key]").fill(known["keys"]["admin"])
             page.locator("input[name=key]").press("Enter")
             page.wait_for_url(known["console"])
-            page.wait_for_timeout(5000)  # all nodes write their figures only while somebody looks
+            page.wait_for_timeout(5000)  # all nodes write their figures only while a page is open
             for colour, names in pictures.items():
                 page.emulate_media(color_scheme=colour)
                 for name in [each for each in names if each in options.only]:

@@ -18,7 +18,7 @@ from headgate.testing import ManualClock
 QUOTA = "5/10s"
 PATIENCE = 30  # seconds that `acquire` waits at most
 INTRO = """\
-Headgate decides whether a request may pass: each key on its own, exactly.
+Headgate decides whether a request may pass. Each key has its own count.
 This demo limits every key to {quota}, in the memory of this process.
 
   Enter        one request for the same key again (five pass, then wait or try another)
@@ -28,9 +28,9 @@ This demo limits every key to {quota}, in the memory of this process.
 """
 HELP = """\
   KEY, or check KEY   one request for KEY; Enter repeats the last key
-  peek KEY            would a request pass? takes nothing
+  peek KEY            show whether a request would pass; takes nothing
   acquire KEY         wait for a turn, up to {patience} s
-  reset KEY           forget what KEY used
+  reset KEY           clear the usage of KEY
   quota TEXT          change the quota, such as: quota 3/5s gcra; 20/minute
   algorithms          the same requests through all six algorithms
   quit                leave (so do Ctrl-D and Ctrl-C)
@@ -85,11 +85,11 @@ class Demo:
         decision = self._limiter.acquire(key, timeout=PATIENCE)
         self._show(decision)
         if not decision:
-            print(f"  not waited for: that is longer than {PATIENCE} s")
+            print(f"  not waiting: the turn is more than {PATIENCE} s away")
 
     def _reset(self, key: str) -> None:
         self._limiter.reset(self._chosen(key))
-        print(f"  {shown(self._key)} has used nothing now")
+        print(f"  {shown(self._key)} has no usage now")
 
     def _change(self, text: str) -> None:
         if text:
@@ -97,7 +97,7 @@ class Demo:
         for quota in self._limiter.quotas:
             print(f"  {quota}, up to {quota.capacity} at once")
         if text:
-            print("  A new limit keeps what was used; a new algorithm or window starts afresh.")
+            print("  A new limit keeps the usage; a new algorithm or window starts afresh.")
 
     def _compare(self, _: str) -> None:
         print("\n".join(f"  {line}" for line in comparison()))
@@ -135,7 +135,7 @@ def measure(decision: Decision) -> str:
 
 
 def spoken(seconds: float) -> str:
-    """Return a length of time as text."""
+    """Return a duration as text."""
     for length, unit in ((86400, "days"), (3600, "h"), (60, "min"), (1, "s")):
         if seconds >= 2 * length:
             return f"{seconds / length:.3g} {unit}"
@@ -190,10 +190,10 @@ def demonstrate() -> None:
     print("A demonstration (run it in a terminal to type yourself):\n")
     typed(*["alice"] * 6)
     typed("bob")
-    print("\n... 2 s later, exactly the time that the answer named:")
+    print("\n... 2 s later, exactly the time in the response:")
     clock.advance(2)
     typed("alice", "alice")
-    print("\nTwo limits, one answer; a refused request takes from neither:")
+    print("\nTwo limits, one decision; a refused request takes from neither:")
     typed("quota 2/s; 3/minute", *["carol"] * 3)
     clock.advance(1)
     typed("carol", "carol")

@@ -27,7 +27,7 @@ from examples.demo.traffic import Traffic
 
 ROLES = ("viewer", "editor", "admin")
 GRACE = 60.0
-"""Seconds for which an event that has not shown yet may last longer; whoever plays with the rules may prevent it."""
+"""Seconds to extend an event that is not visible yet; a visitor who changes the rules may prevent it."""
 GUIDE = """\
 
 The console is at {console}
@@ -36,11 +36,11 @@ Log in with one of these keys:
 {keys}
 
 Three things to try:
-  1. Overview: watch an abuser, a Redis that fails, and a bad publish, which are announced here.
-  2. Who: find {customer}, who complains about refused searches, and raise the limit for an hour.
-  3. Rules: open search-address, a shadow, see whom it would refuse, and enforce it for 5 %.
+  1. Overview: watch an abuser, an outage of Redis, and a bad publish. They are announced here.
+  2. Who: find {customer}, whose searches are refused, and raise the limit for an hour.
+  3. Rules: open the shadow rule search-address, see which callers it would refuse, and enforce it for 5 %.
 
-Decisions: {http}. The files are in {folder}. Ctrl-C ends all of it.
+Decisions: {http}. The files are in {folder}. Ctrl-C ends everything.
 """
 
 
@@ -143,7 +143,7 @@ class Demo:
         return known
 
     def _note(self, known: dict[str, Any]) -> None:
-        """Write down, for programs and for the next time, what is known; nobody else may read it."""
+        """Write addresses and keys to a private file, for programs and for the next start."""
         draft = self._file.with_suffix(".new")
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump(known, file, indent=1)

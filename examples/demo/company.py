@@ -1,4 +1,4 @@
-"""The customers of Larkfield, a shop with an API, and what they request: always the same ones, in another order."""
+"""The customers of Larkfield, a shop with an API, and their requests: always the same customers, in a random order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTNERS = (
     *("cyberdyne-bi", "soylent-foods", "tyrell-support", "oscorp-mobile", "wonka-gifts"),
 )
 NOISY = "globex"
-"""The partner whose job runs wild now and then."""
+"""The partner whose job occasionally sends too many requests."""
 ABUSER, ABUSER_ADDRESS = "rob.banks", "203.0.113.66"
 PER_SECOND = 190.0
 """Requests on an average working day; see `busyness`."""
@@ -70,7 +70,7 @@ class Call(NamedTuple):
 
     @property
     def client(self) -> str:
-        """The kind of program that sent it, as the shop tells it by the user agent."""
+        """The kind of program that sent it, by its user agent."""
         return {_BROWSER: "browser", _APP: "app", _SDK: "partner"}.get(self.agent, "script")
 
 
@@ -106,7 +106,7 @@ class Company:
         return [user for user in self.users if user not in self.tiers]
 
     def call(self) -> Call:
-        """Return somebody's request."""
+        """Return the request of a random customer."""
         random = self._random
         kind = random.random()
         if kind < 0.72:

@@ -1,6 +1,6 @@
 """Gives the console of the demo a past: what the rules would have decided in the last days.
 
-A service that has served for a week has usage by the minute, what principals asked for, and refusals by the hour. The
+A service that has served for a week has usage by the minute, use by principal, and refusals by the hour. The
 demo cannot wait for that. It has the real engine decide two minutes of the company's requests on a clock of its own,
 one ordinary and one with the abuser, scales the outcome for each minute of the past by the hour of the day, and writes
 it with the functions that services themselves use. There is no API that accepts usage.
@@ -96,7 +96,7 @@ class Past:
         return UsageBatch(self._sequence, at, {key: count for key, count in counts.items() if count > 0})
 
     def _uses(self, at: int, until: int) -> Iterator[WindowUse]:
-        """Return what principals asked for in windows that begin in an hour."""
+        """Return the use of principals in windows that begin in an hour."""
         random = self._random
         for (rule, window, limit), units in self._ordinary.uses.items():
             apart, asking = max(_APART, window), units

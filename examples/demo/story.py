@@ -124,7 +124,7 @@ class Story:
         """Play one round: each moment that is yielded is when it goes on."""
         seen, say = self._traffic.seen, self._say
         yield Moment(20)
-        say(f"an abuser begins: {ABUSER} tries passwords and reads all that search finds. See Overview, Who")
+        say(f"an abuser begins: {ABUSER} tries passwords and scrapes the search. See Overview, Who")
         self._traffic.is_abused, denied = True, seen["denied:login-address"]
         yield Moment(40, lambda: seen["denied:login-address"] > denied)
         yield from self._outage()
@@ -135,11 +135,11 @@ class Story:
         yield Moment(140)
         self._override()
         yield Moment(150)
-        say("the nightly job of the partner globex runs wild. See the rule partners")
+        say("the nightly job of the partner globex sends too many requests. See the rule partners")
         self._traffic.is_noisy = True
         yield Moment(175)
         self._traffic.is_noisy = False
-        say("it has ended")
+        say("the nightly job has ended")
         yield Moment(ROUND)
 
     def _outage(self) -> Iterator[Moment]:
@@ -147,7 +147,7 @@ class Story:
         seen, say = self._traffic.seen, self._say
         if self._redis is None:
             return
-        say("Redis is stopped for 15 s: nodes decide on their own, by what each rule says. See Overview, Nodes")
+        say("Redis is stopped for 15 s: each node decides by the mode of each rule. See Overview, Nodes")
         self._redis.stop()
         before = seen["degraded"]
         yield Moment(55, lambda: seen["degraded"] > before)
@@ -155,27 +155,27 @@ class Story:
         say(f"Redis is back; {seen['degraded'] - before} decisions were made without it")
 
     def _bad_publish(self) -> Iterator[Moment]:
-        """A colleague publishes a wrong limit; somebody has a minute to undo it."""
+        """A colleague publishes a wrong limit; visitors have a minute to undo it."""
         say, seen, denied = self._say, self._traffic.seen, self._traffic.seen["denied:orders-user"]
         with suppress(Refused):
             self._linus.ask("PATCH", "rules/orders-user", {"limit": BAD}, "Round numbers")
-        say(f"a colleague's mistake: orders-user allows {BAD} a minute instead of 600. Open Revisions, and undo it")
+        say(f"a colleague's mistake: orders-user allows {BAD} a minute instead of 600. Undo it in Revisions")
         for second in range(74, 130, 4):
             yield Moment(second)
             if not self._bad_revision():
-                say("somebody has undone it. Thank you")
+                say("the bad publish is undone. Thank you")
                 return
         yield Moment(130, lambda: seen["denied:orders-user"] > denied)
         self.undo()
 
     def undo(self) -> None:
-        """Undo the bad publish if nobody did."""
+        """Undo the bad publish unless a visitor has."""
         revision = self._bad_revision()
         if revision:
-            with suppress(Refused):  # somebody was quicker
+            with suppress(Refused):  # a visitor was quicker
                 reason = "Customers cannot order: 6 a minute should have been 600"
                 self._ada.ask("POST", f"revisions/{revision}/undo", reason=reason)
-                self._say(f"nobody undid it, so Ada has undone revision {revision}")
+                self._say(f"no visitor undid it, so Ada has undone revision {revision}")
 
     def _bad_revision(self) -> int:
         """Return the revision that is to be undone; 0: there is none."""

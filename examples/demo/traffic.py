@@ -23,8 +23,8 @@ _BEHIND = 0.5
 class Traffic:
     """Asks several nodes in turn, each over one connection, at the pace of the company's customers.
 
-    Partners come as they would through a proxy that asks by forward authentication, with the key that they were given;
-    all others as an application asks that knows its users, over the check API.
+    Requests of partners use forward authentication with an API key, as behind a proxy; all others use the check API, as
+    an application that knows its users.
 
     Args:
         company: whose customers.

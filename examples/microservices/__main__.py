@@ -30,12 +30,12 @@ The gateway is at {url}; limits are counted in {store}. In another terminal:
 
   TOKEN={token}
 
-Anybody may search, by address: 30 rows a minute, and a search counts the rows that it finds. Each of these finds 5:
-200 six times, then 429. (What is found is counted a moment after the answer.)
+Anybody may search, by address: 30 rows a minute; a search costs the number of rows that it finds. Each of these finds
+5 rows: 200 six times, then 429. (The rows are counted a moment after the response.)
   curl -i '{url}/search?q=tea'
   for i in $(seq 8); do {status} '{url}/search?q=tea'; sleep 0.2; done; echo
 
-Orders need a user: without one, or with a token that is not right, 401.
+Orders need a user: without one, or with an invalid token, 401.
   curl -i {url}/orders/7
   curl -i -H "Authorization: Bearer ${{TOKEN}}x" {url}/orders/7
 
@@ -47,13 +47,13 @@ Ada has an API key and the tier pro, so 20 orders a minute: 200 with x-ratelimit
   curl -i -H 'X-Api-Key: {ada}' {url}/orders/7
   for i in $(seq 21); do {status} -H 'X-Api-Key: {ada}' {url}/orders/7; done; echo
 
-A nightly job has an API key, but is not a user: it may look at users, 8 times a minute, and gets 401 for orders.
+A nightly job has an API key without a user: it may read users, 8 times a minute, and gets 401 for orders.
   curl -i -H 'X-Api-Key: {nightly}' {url}/users/bob
   for i in $(seq 9); do {status} -H 'X-Api-Key: {nightly}' {url}/users/bob; done; echo
   curl -i -H 'X-Api-Key: {nightly}' {url}/orders/7
 
-Change a number in {rules}, and try again. Ctrl-C ends all.
-A line for each request follows: outcome says what was decided, rule by which limit.
+Change a number in {rules}, and try again. Ctrl-C ends everything.
+A line for each request follows, with the decision (outcome) and its rule.
 """
 
 
@@ -122,7 +122,7 @@ def run(folder: Path, ports: list[int], store: str) -> int:
                     print(guide(ports[0], store, token(secret)), flush=True)
                 elif line.startswith("{"):
                     print(line, end="", flush=True)
-        except OSError:  # nobody reads what is printed
+        except OSError:  # the output is closed
             end()
             raise
     return 0 if told_to_end else gateway.returncode

@@ -1,6 +1,6 @@
-"""Three services of a shop. None knows of limits, keys or tokens: the gateway says who calls, in headers.
+"""Three services of a shop, without limits, keys or tokens of their own: the gateway names the caller in headers.
 
-Those can be trusted because nobody else can reach the services: they listen on the loopback address alone.
+The headers can be trusted because only the gateway reaches the services, which listen on the loopback address.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ GOODS = [f"{leaf} {kind}" for leaf in ("assam", "ceylon", "darjeeling", "nilgiri
 
 
 def orders(rest: str, _query: Mapping[str, str], caller: Mapping[str, str]) -> dict[str, Any]:
-    """An order of whoever asks."""
+    """An order of the caller."""
     return {"order": rest, "customer": caller.get("user", "nobody"), "goods": GOODS[:2]}
 
 
 def users(rest: str, _query: Mapping[str, str], _caller: Mapping[str, str]) -> dict[str, Any]:
-    """A user, for anybody who has a credential."""
+    """A user, for any caller with a credential."""
     return {"name": rest, "since": 2021}
 
 
 def search(_rest: str, query: Mapping[str, str], _caller: Mapping[str, str]) -> dict[str, Any]:
-    """The goods that have a word in their names: how many they are is known only when they are found."""
+    """The goods with a word in their names; their number is known only from the response."""
     word = query.get("q")
     return {"found": [each for each in GOODS if word and word in each]}
 
@@ -41,7 +41,7 @@ SERVICES: Mapping[str, Callable[[str, Mapping[str, str], Mapping[str, str]], dic
 
 
 class Service(ThreadingHTTPServer):
-    """Answers GET /NAME/... with what the service of that name says, and who it thinks is calling.
+    """Answers GET /NAME/... with the result of that service, and the caller that it sees.
 
     Raises:
         OSError: the port is taken.
