@@ -1,64 +1,63 @@
 # make run    start the service   make lint   ruff and mypy
 # make test   run every check     make bench  measure, and render docs/benchmarks.md
-# make quick  the tests that need next to no server, in under a minute
-# make thorough  the tests of laws again, with a hundred times as many examples, at random
-# make coverage  run every test, and say which lines none reaches
-# make demo   a running fleet with believable traffic, and its console: KEEP=1 goes on with the last one
+# make quick  the tests that need almost no servers, in under a minute
+# make thorough  the property tests with a hundred times as many random examples
+# make coverage  run every test, and list the lines that none reaches
+# make demo   a fleet with realistic traffic, and its console; KEEP=1 continues the last one
 # make tour   the library, in the terminal
-# make example  three services behind the gateway, and what to try
+# make example  three services behind the gateway
 # make docs   a site of all pages, with search: site/index.html
 # make screenshots  of the console, for its page: docs/console.md
 # make bare   run and test on a minimal Debian, made by debootstrap
-# make image  build the container image without a daemon, and ask the service in it
+# make image  build the container image without a daemon, and send a check to its service
 # make manifest lock   renew deploy/kubernetes.yaml from the Helm chart, and the versions that the image installs
-# make swagger   renew the files of Swagger UI, which needs npm; VERSION=5.35.0 takes that one
+# make swagger   renew the files of Swagger UI with npm; VERSION=5.35.0 selects a version
 # make release  build the packages, and check them as PyPI and a user would
 PYTHON ?= python3
 COMMA := ,
 VENV := .venv
 BIN := $(VENV)/bin
-# How many files of tests run at the same time, in the order of tests/conftest.py: those that take longest first.
-# Many of them wait for servers half of the time, so that two cores have work for four.
+# The number of test files that run at once, in the order of tests/conftest.py: the longest first. Many of them wait for
+# servers half of the time, so two cores can run four.
 JOBS ?= 4
 PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-# What is computed and decided, without servers, and what a request meets on its way through ours.
+# Tests of computations and decisions without servers, and of the path of a request through ours.
 QUICK = tests/core tests/policy tests/engine tests/web tests/stores/test_*.py tests/server/wire/http1 \
-  tests/server/wire/http2 tests/server/api/test_checks.py tests/server/api/test_answers.py tests/server/rls/test_codec.py
-# Tests start Python often, and each start would compile what the one before has compiled.
+  tests/server/wire/http2 tests/server/api/test_checks.py tests/server/api/test_answers.py tests/server/rls/test_requests.py
+# Tests start Python often: keep compiled files, so that each start need not compile them again.
 unexport PYTHONDONTWRITEBYTECODE
 # More options of `headgate serve`, as in: make run OPTIONS='--http-port 9000'; or of an example.
 OPTIONS ?=
 
-# What tests start, each with its package.
+# Programs that tests start, each with its package.
 PROGRAMS := redis-server:redis-server redis-cli:redis-tools curl:curl nginx:nginx-light h2load:nghttp2-client \
   wrk:wrk openssl:openssl systemd-analyze:systemd initdb:postgresql promtool:prometheus chromium:chromium
 PROGRAM_PACKAGES = $(shell PATH="$$PATH:/usr/sbin"; for each in /usr/lib/postgresql/*/bin; do PATH="$$PATH:$$each"; done; \
   for each in $(PROGRAMS); do command -v $${each%:*} >/dev/null || echo $$each | cut -d: -f2; done)
-# A fresh Debian has Python without what makes environments.
+# A fresh Debian has Python without ensurepip.
 VENV_PACKAGE = $(shell [ -e $(BIN)/python ] || $(PYTHON) -c 'import ensurepip' 2>/dev/null || \
   echo $(notdir $(PYTHON))-venv)
 
-# Others may install something at the moment, and a network may fail for a moment.
+# Wait for other installations, and retry when the network fails.
 PATIENTLY := -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=5
-# $(call packages,NAMES): root installs them, services not started; anybody else is told what to ask for.
+# $(call packages,NAMES): root installs them without starting services; other users get the command to run as root.
 define packages
 [ -z "$(strip $1)" ] || { \
   get="apt-get install --no-install-recommends $(strip $1)"; \
   [ "$$(id -u)" = 0 ] || { echo "not installed: $(strip $1); as root: apt-get update && $$get" >&2; exit 1; }; \
   echo "installing $(strip $1) ..."; \
-  said=$$({ apt-get update $(PATIENTLY) && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive $$get -y $(PATIENTLY); } 2>&1) || \
-    { echo "$$said" >&2; exit 1; }; }
+  output=$$({ apt-get update $(PATIENTLY) && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive $$get -y $(PATIENTLY); } 2>&1) || \
+    { echo "$$output" >&2; exit 1; }; }
 endef
 
-# $(call watched,TEXT,COMMAND): says what takes long, and every ten seconds that it goes on.
+# $(call watched,TEXT,COMMAND): prints TEXT, and the elapsed time every ten seconds.
 define watched
 @echo "$1 ..."; \
   { while sleep 10 >/dev/null 2>&1; do past=$$((past + 10)); echo "$1 ... $$past s"; done; } & \
   watch=$$!; $2; code=$$?; kill $$watch; exit $$code
 endef
 
-# An environment of another Python than the one that is asked for, or of one that is gone, is made anew; but not where the
-# one that is asked for is not there, or too old.
+# Recreate an environment of another Python than $(PYTHON), or of a deleted one, unless $(PYTHON) is missing or too old.
 IDENTITY := import sys; sys.version_info >= (3, 11) and print(sys.version_info[:3], sys.base_prefix)
 TOO_OLD := Python 3.11 or later is needed; another one: make PYTHON=python3.13
 ifneq ($(wildcard $(VENV)),)
@@ -89,7 +88,7 @@ tour: $(VENV)/.serve
 example: $(VENV)/.gateway
 	@exec $(BIN)/python examples/microservices $(OPTIONS)
 
-# mypy has work for one core, and so have the tests of the core.
+# mypy uses one core, and so do the tests of the core.
 test: servers $(VENV)/.dev
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line lint core
 	@echo "all tests, $(JOBS) files at a time ..."
@@ -101,8 +100,8 @@ quick: $(VENV)/.dev
 thorough: servers $(VENV)/.dev
 	@HYPOTHESIS_PROFILE=thorough $(BIN)/pytest -n $(JOBS) --dist worksteal -m hypothesis
 
-# The tests of the core reach every branch of it, without random examples, on which that would depend. To count lines
-# doubles their time. All tests are collected first: what that compiles is not compiled by each of $(JOBS) processes.
+# The tests of the core reach every branch without random examples. Coverage doubles their time. All tests are collected
+# first, so that not each of $(JOBS) processes compiles them.
 core: $(VENV)/.dev
 	@echo "collecting the tests ..."
 	@$(BIN)/pytest --collect-only --quiet >$(VENV)/collected || { cat $(VENV)/collected; exit 1; }
@@ -118,7 +117,7 @@ coverage: servers $(VENV)/.dev
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --skip-covered
 
-# Tests run real servers and clients; missing ones come from Debian's packages.
+# Tests run real servers and clients; missing ones are installed from Debian's packages.
 servers:
 	@$(call packages,$(VENV_PACKAGE) $(PROGRAM_PACKAGES))
 
@@ -140,7 +139,7 @@ plots: $(VENV)/.dev
 	@$(BIN)/python docs/diagrams.py
 
 SITE ?= site
-# Pages and what they link to, in the places that their links name.
+# All pages and the files that they link to, where their links expect them.
 docs: $(VENV)/.dev
 	@rm -rf $(VENV)/site && mkdir $(VENV)/site
 	@ln -s $(foreach each,README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs examples deploy src,$(CURDIR)/$(each)) $(VENV)/site
@@ -157,13 +156,13 @@ bare:
 image:
 	$(call watched,making the image,tests/image.sh)
 
-# The chart with its own values, less what only Helm reads.
+# The chart with its default values, without the fields that only Helm reads.
 manifest: $(VENV)/.dev
 	@{ sed -n '/^#/!q; p' deploy/kubernetes.yaml; \
 	  $(BIN)/helm template headgate deploy/helm/headgate 2>/dev/null | sed '/^# Source/d; /helm.sh\/chart/d; /managed-by/d'; \
 	} >$(VENV)/kubernetes.yaml && mv $(VENV)/kubernetes.yaml deploy/kubernetes.yaml
 
-# Litestar names polyfactory, and with it Faker, which its own test helpers use alone: the image goes without.
+# Litestar requires polyfactory and Faker only for its test helpers: the image omits them.
 LOCK := $(BIN)/uv --quiet pip compile --upgrade --universal --python-version 3.13 --generate-hashes --no-emit-index-url \
   --no-header --no-annotate --no-emit-package polyfactory --no-emit-package faker --output-file
 lock: $(VENV)/.dev
@@ -171,7 +170,7 @@ lock: $(VENV)/.dev
 	$(call watched,locking versions,$(LOCK) deploy/requirements.lock --extra admin --extra otel pyproject.toml)
 	@echo hatchling | $(LOCK) deploy/build.lock -
 
-# Compressed as they are served. SHA256SUMS is of the files as their authors publish them.
+# Files are served compressed. SHA256SUMS has the digests of the published files.
 SWAGGER_UI := src/headgate/reference/swagger-ui
 VERSION ?= latest
 swagger:
@@ -184,11 +183,11 @@ swagger:
 	  mv swagger-ui-bundle.js.gz swagger-ui.css.gz ../../../$(SWAGGER_UI)
 	@head -n 1 $(SWAGGER_UI)/SHA256SUMS
 
-# What is uploaded is what was checked: both packages, installed in an environment of their own.
+# Build both packages, and check them in a separate environment: these files are uploaded.
 release: $(BIN)/python
 	@rm -rf dist $(VENV)/release
 	@$(PYTHON) -m venv $(VENV)/release
-	$(call watched,installing what builds packages,$(VENV)/release/bin/pip install --quiet build twine)
+	$(call watched,installing the build tools,$(VENV)/release/bin/pip install --quiet build twine)
 	$(call watched,building dist/,$(VENV)/release/bin/python -m build >$(VENV)/release/log || { cat $(VENV)/release/log; false; })
 	@$(VENV)/release/bin/twine check --strict dist/*
 	$(call watched,checking the packages,tests/release.sh dist/*.tar.gz dist/*.whl)
@@ -211,8 +210,8 @@ $(VENV)/.gateway: pyproject.toml | $(BIN)/python
 	$(call watched,installing headgate and its gateway,$(BIN)/pip install --quiet --editable '.[gateway]')
 	@touch $@
 
-# What is used is compiled when it is first used: most never is.
+# Modules are compiled on first use; most are never used.
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(call watched,installing headgate and what its tests need,$(BIN)/pip install --quiet --no-compile \
+	$(call watched,installing headgate and the dependencies of its tests,$(BIN)/pip install --quiet --no-compile \
 	  --editable '.[admin$(COMMA)sdk]' --group test --group bench --group docs)
 	@touch $@ $(VENV)/.serve $(VENV)/.gateway

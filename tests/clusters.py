@@ -18,8 +18,6 @@ each of them waiting for seconds."""
 
 
 class RedisCluster:
-    """Nodes that share the slots: some primaries, and replicas of each."""
-
     def __init__(self, nodes: list[RedisServer], primaries: int) -> None:
         self.nodes = nodes
         self._migrations: list[Migration] = []
@@ -27,7 +25,6 @@ class RedisCluster:
 
     @property
     def address(self) -> str:
-        """The address with all nodes as seeds."""
         return self.address_with(*self.nodes)
 
     @staticmethod
@@ -49,9 +46,6 @@ class RedisCluster:
         owners = [node for node in self.running if slot in slots_of(node)]
         assert len(owners) == 1, f"slot {slot} has {len(owners)} owners"
         return owners[0]
-
-    def has_owner(self, slot: int) -> bool:
-        return any(slot in slots_of(node) for node in self.running)
 
     def replicas_of(self, primary: RedisServer) -> list[RedisServer]:
         return [node for node in self.running if leader_of(node) == primary.port]
@@ -142,8 +136,6 @@ class RedisCluster:
 
 
 class Migration:
-    """One slot on its way from one primary to another, step by step."""
-
     def __init__(self, slot: int, source: RedisServer, target: RedisServer, others: list[RedisServer]) -> None:
         self.slot, self.source, self.target, self.others = slot, source, target, others
         self.is_under_way = False
@@ -159,7 +151,7 @@ class Migration:
         self.source.ask("MIGRATE", "127.0.0.1", self.target.port, "", 0, 5000, "KEYS", *keys)
 
     def finish(self) -> None:
-        """Move all keys that are still there, and tell all primaries: who asks the source gets MOVED."""
+        """Move all keys that are still there, and inform all primaries: the source answers MOVED from then on."""
         while keys := self.source.ask("CLUSTER", "GETKEYSINSLOT", self.slot, 100):
             self.move(*keys)
         name = _name_of(self.target)
@@ -200,7 +192,6 @@ def _name_of(node: RedisServer) -> bytes:
 
 
 def slots_of(node: RedisServer) -> set[int]:
-    """Return the slots that a node thinks it owns."""
     mine = next(line for line in node.ask("CLUSTER", "NODES").decode().splitlines() if "myself" in line)
     ranges = [words.split("-") for words in mine.split()[8:] if not words.startswith("[")]
     return {slot for ends in ranges for slot in range(int(ends[0]), int(ends[-1]) + 1)}

@@ -17,31 +17,34 @@ from tests.servers import RedisServer, redis_server
 
 settings.register_profile(
     "default",
-    deadline=None,  # machines are noisy: no test depends on how long it takes
-    derandomize=True,  # a run is like the one before; `thorough` looks for more
+    deadline=None,  # tests may run on busy machines
+    derandomize=True,  # every run is the same; `thorough` finds more
     max_examples=50,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("thorough", settings.get_profile("default"), derandomize=False, max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # measured is what tests do here, not what the processes do that they start
+if "PYTEST_XDIST_WORKER" in os.environ:  # coverage of this process only, not of those that tests start
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # in the background of a shell; what tests start would ignore it too
+# In the background of a shell, SIGINT is ignored, also by the processes that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-os.environ["HEADGATE_PROGRESS"] = "off"  # on a busy machine anything may take long, and what is quick says nothing
+os.environ["HEADGATE_PROGRESS"] = "off"  # on a busy machine, quick work may be slow enough to show progress
 
 ROOT = Path(__file__).parents[1]
 LONGEST_FIRST = (
     "tests/stores/redis/test_topology_faults.py",
     "tests/gateway/test_operation.py",
-    "tests/admin/test_schemathesis.py",
-    "tests/server/process/test_failures.py",
     "tests/benchmarks/test_report.py",
+    "tests/docs/test_blocks.py",
+    "tests/docs/test_demo.py",
+    "tests/admin/test_schemathesis.py",
+    "tests/server/process/test_keys.py",
+    "tests/server/process/test_usage.py",
+    "tests/server/process/test_drain.py",
     "tests/gateway/test_attacks.py",
     "tests/admin/test_fleet.py",
     "tests/server/process",
@@ -60,8 +63,7 @@ LONGEST_FIRST = (
     "tests/testing",
     "tests/cli",
 )
-"""Files and folders that take long for the number of their tests. Whoever runs several files at a time runs out of
-work at the end: it should then have short ones left."""
+"""Files and folders with slow tests. They run first, so that the last ones, which run beside few others, are short."""
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +74,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def state_folder() -> Iterator[None]:
-    """Keep the last good rules of the databases of tests where they do not stay."""
+    """Keep snapshots of the tests' databases in a temporary folder."""
     with TemporaryDirectory(prefix="headgate-state-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", folder)
         yield
@@ -80,32 +82,31 @@ def state_folder() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    """A Redis server of each module."""
     with redis_server() as server:
         yield server
 
 
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
-    """A Redis server that a test may stop, or fill."""
+    """A Redis server that a test may stop or fill."""
     with redis_server() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL server of each module; a test that stops it starts it again."""
+    """A PostgreSQL server for each module; a test that stops it starts it again."""
     with postgres_server() as server:
         yield server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests that take longest first; those of a file stay together, in their order."""
+    """Sort slow tests first; those of a file keep their order."""
     items.sort(key=lambda item: _rank(item.path.relative_to(ROOT).as_posix()))
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector look past the thousands of tests that were found: they stay until the end."""
+    """Exclude the thousands of collected tests from garbage collection: they stay until the end."""
     gc.collect()
     gc.freeze()
 

@@ -54,7 +54,6 @@ class PostgresServer:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, user=self._user, cwd=folder)
 
     def start(self) -> None:
-        """Start it; again on the same port if it ran before."""
         for _ in range(_ATTEMPTS):
             self._launch()
             until(lambda: self._is_ready() or not self._lives(), "PostgreSQL")
@@ -62,7 +61,7 @@ class PostgresServer:
                 self._may_move = False
                 return
             assert self._may_move, "PostgreSQL does not start again"
-            self.port = free_port()  # somebody else was quicker to take the other one
+            self.port = free_port()  # another process took the first one
         raise AssertionError("PostgreSQL does not start")
 
     def _launch(self) -> None:
@@ -81,23 +80,22 @@ class PostgresServer:
         return self.process is not None and self.process.poll() is None
 
     def _is_ready(self) -> bool:
-        """Whether it says so in its file: whoever answers at the port may be another server."""
+        """Whether its file has that status: the server at the port may be another one."""
         try:
             process, *_, status = (self.folder / "postmaster.pid").read_text().splitlines()
         except (FileNotFoundError, ValueError):  # there is none yet, or not all of it
             return False
         return self.process is not None and (process, status.strip()) == (str(self.process.pid), "ready")
 
-    def database(self) -> str:
-        """Make a new, empty database, and return its URL."""
-        name = f"test{next(_NUMBERS)}"
-        subprocess.run(
-            [_program("createdb"), "-h", "127.0.0.1", "-p", str(self.port), "-U", "headgate", name], check=True
-        )
+    def database(self, like: str = "") -> str:
+        """Make a new database, empty or a copy of the one with a URL, and return its URL."""
+        name, template = f"test{next(_NUMBERS)}", like.rpartition("/")[2] or "template1"
+        server = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "headgate"]
+        subprocess.run([_program("createdb"), *server, "-T", template, name], check=True)
         return f"postgresql://headgate@127.0.0.1:{self.port}/{name}"
 
     def stop(self, how: int = signal.SIGINT) -> None:
-        """End it: at once, unless told to kill it, in which case its children notice by themselves."""
+        """End it; if it is killed, its children end a moment later."""
         if self.process is not None:
             self.process.send_signal(how)
             self.process.wait()
@@ -106,7 +104,6 @@ class PostgresServer:
 
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
-    """Run a server for as long as the block lasts."""
     with TemporaryDirectory(prefix="headgate-postgres-") as folder:
         server = PostgresServer(Path(folder))
         server.start()

@@ -44,7 +44,7 @@ class Proxy:
     def close(self) -> None:
         self.open.set()
         self._hang_up(self._listener)
-        self._threads[0].join(PATIENCE)  # whom it let in last is hung up on as well
+        self._threads[0].join(PATIENCE)  # connections that were accepted last are closed as well
         self._hang_up(*self._sockets)
         for thread in self._threads:
             thread.join(PATIENCE)
@@ -59,7 +59,7 @@ class Proxy:
                 return
             try:
                 server = socket.create_connection(("127.0.0.1", self._target), PATIENCE)
-            except OSError:  # nobody is there now
+            except OSError:  # the server is down now
                 client.close()
                 continue
             for end in (client, server):
@@ -104,7 +104,6 @@ class Proxy:
 
 @contextmanager
 def proxy(port: int) -> Iterator[Proxy]:
-    """A proxy for the length of a with block."""
     between = Proxy(port)
     try:
         yield between

@@ -24,7 +24,6 @@ class RedisSentinels:
 
     @property
     def address(self) -> str:
-        """The address with all sentinels."""
         return self.address_with(*self.watchers)
 
     def address_with(
@@ -107,7 +106,6 @@ def redis_sentinels(
 
 
 def _watching(servers: list[RedisServer], quorum: int) -> Iterable[str]:
-    """Return the configuration of a sentinel."""
     primary, *_ = servers
     yield f"sentinel monitor {SERVICE} 127.0.0.1 {primary.port} {quorum}"
     yield f"sentinel down-after-milliseconds {SERVICE} {PATIENCE_MS}"

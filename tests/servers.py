@@ -7,20 +7,23 @@ may start servers: none gets the port of another, also while that one is not run
 from __future__ import annotations
 
 import atexit
+import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import hiredis
+import msgspec
 
 START_SECONDS = 60
 """How long a test waits for what should come soon; never what it is about."""
@@ -30,8 +33,51 @@ _LAUNCHER = ThreadPoolExecutor(1, "servers")
 _RESERVED: dict[int, socket.socket] = {}
 """What keeps a port from others, by port."""
 _AT_EXIT = ExitStack()
-"""Closes those that nobody has released."""
+"""Closes those that were not released."""
 atexit.register(_AT_EXIT.close)
+
+
+def launched(
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    out: Path | None = None,
+    cwd: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a program that ends with this process; its output goes to `out` and `err` of a folder, or to a file."""
+    if protector := shutil.which("setpriv"):
+        command = [protector, "--pdeathsig", "TERM", *command]
+    with (out or folder / "out").open("wb") as output, (folder / "err").open("wb") as err:
+        return _LAUNCHER.submit(
+            subprocess.Popen, command, stdout=output, stderr=err, env={**os.environ, **(environment or {})}, cwd=cwd
+        ).result()
+
+
+class Reply(NamedTuple):
+    """The response of a server."""
+
+    status: int
+    headers: dict[str, str]
+    """By their names in lower case."""
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body) if self.body else None
+
+
+def fetched(port: int, path: str = "/", method: str = "GET", *, body: object = None, **headers: Any) -> Reply:
+    """Send a request on a new connection, with a body of bytes, in chunks, or as JSON.
+
+    An underscore in the name of a header stands for a hyphen.
+    """
+    if body is not None and not isinstance(body, bytes | Iterator):
+        body, headers = msgspec.json.encode(body), {"content-type": "application/json", **headers}
+    with closing(HTTPConnection("127.0.0.1", port, timeout=2 * START_SECONDS)) as connection:
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        return Reply(response.status, {name.lower(): text for name, text in response.getheaders()}, response.read())
 
 
 def free_port() -> int:
@@ -47,19 +93,17 @@ def free_port() -> int:
         except OSError:
             reserved.close()
             continue
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after bind: nobody else may have it so far
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after bind, which had to be exclusive
         _RESERVED[port] = _AT_EXIT.enter_context(reserved)
         return port
 
 
 def release_port(port: int) -> None:
-    """Give back a port of `free_port`, if it is one."""
     if reserved := _RESERVED.pop(port, None):
         reserved.close()
 
 
 def until(seen: Callable[[], object], what: str, seconds: float = START_SECONDS) -> None:
-    """Wait until `seen`; fail after many `seconds`."""
     give_up = time.monotonic() + seconds
     while not seen():
         assert time.monotonic() < give_up, f"{what}: not in {seconds} s"
@@ -121,7 +165,6 @@ class RedisServer:
         raise AssertionError("no port is free")
 
     def _started(self) -> bool:
-        """Start a process, and say whether it serves; it ends if a port is taken."""
         configuration = self._file("conf")
         configuration.write_text("\n".join(self._lines()))
         command = [self.program, str(configuration), *["--sentinel"] * self.sentinel]
@@ -188,14 +231,7 @@ class RedisServer:
             text = self.ask(*words).decode()
         return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
-    def command(self, *words: str) -> str:
-        """Run a command through redis-cli, and return what it prints."""
-        client = Path(self.program).with_name("redis-cli")
-        result = subprocess.run([str(client), "-p", str(self.port), *words], capture_output=True, text=True, check=True)
-        return result.stdout.strip()
-
     def immortal(self) -> list[bytes]:
-        """Return the keys without a time to live."""
         keys, cursor = [], b"0"
         while True:
             cursor, found = self.ask("SCAN", cursor, "COUNT", 1000)
@@ -227,7 +263,6 @@ class RedisServer:
 
 @contextmanager
 def redis_server(*options: str) -> Iterator[RedisServer]:
-    """A server for the length of a with block."""
     with own_folder() as folder, ending([server := RedisServer(folder, *options)]):
         yield server.start()
 
@@ -238,7 +273,6 @@ def _packed(*words: str | bytes | int) -> bytes:
 
 
 def places(servers: Iterable[RedisServer]) -> str:
-    """Return hosts and ports as an address has them."""
     return ",".join(f"127.0.0.1:{server.port}" for server in servers)
 
 
@@ -255,7 +289,6 @@ def is_in_step(server: RedisServer) -> bool:
 
 @contextmanager
 def own_folder() -> Iterator[Path]:
-    """A folder for the length of a with block."""
     with TemporaryDirectory(prefix="headgate-redis-") as folder:
         yield Path(folder)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from headgate.cache import BoundedCache, Prepared
 
 
-def test_of_a_full_cache_the_older_half_is_forgotten() -> None:
-    cache = BoundedCache[int, int](8)
-    for number in range(8):
+def test_a_full_cache_evicts_a_few_of_its_oldest_entries() -> None:
+    cache = BoundedCache[int, int](128)
+    for number in range(128):
         assert cache.keep(number, number) == number
     cache.keep(0, -1)
-    assert cache == {0: -1} | {number: number for number in range(1, 8)}
-    cache.keep(8, 8)
-    assert [*cache] == [4, 5, 6, 7, 8]
+    assert cache == {0: -1} | {number: number for number in range(1, 128)}
+    cache.keep(128, 128)
+    assert [*cache] == [*range(3, 129)]
 
 
 def test_there_is_an_end_to_it() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.files import UnreadableFile, content_of, renewed_file, replace_file
+from headgate.files import UnreadableFile, content_of, renew_file, replace_file
 
 
 def test_a_file_is_read_up_to_a_bound(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_a_file_is_read_up_to_a_bound(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"), [("none", "No such file or directory"), (".", "Is a directory"), ("a\0b", "embedded null byte")]
 )
-def test_what_cannot_be_read_is_said_without_its_name(tmp_path: Path, name: str, said: str) -> None:
+def test_errors_of_reading_have_no_file_name(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(UnreadableFile) as refused:
         content_of(f"{tmp_path}/{name}", 10)
     assert str(refused.value) == f"cannot be read: {said}"
@@ -49,11 +49,11 @@ def test_what_cannot_be_replaced_stays_and_leaves_nothing_behind(tmp_path: Path)
 
 def test_a_file_with_the_same_content_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "file"
-    assert renewed_file(file, b"1")
+    assert renew_file(file, b"1")
     inode = file.stat().st_ino
-    assert not renewed_file(file, b"1")
+    assert not renew_file(file, b"1")
     assert file.stat().st_ino == inode
-    assert renewed_file(file, b"2", durable=False)
+    assert renew_file(file, b"2", durable=False)
     assert file.read_bytes() == b"2"
 
 

@@ -27,7 +27,7 @@ def driven(request: pytest.FixtureRequest) -> Any:
 
 
 class Counted:
-    """A flow that asks for what numbers are called, and notes how it ended."""
+    """A flow that gets the names of numbers, and notes how it ended."""
 
     end = ""
 
@@ -71,7 +71,7 @@ def test_any_other_error_passes_through_the_flow(driven: Any, error: type[BaseEx
     assert counted.end == error.__name__
 
 
-async def test_a_flow_whose_caller_is_cancelled_is_told() -> None:
+async def test_a_cancelled_flow_gets_the_error() -> None:
     counted = Counted()
 
     async def wait(_: int) -> str:

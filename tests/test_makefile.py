@@ -1,4 +1,4 @@
-"""The Makefile on machines that lack something: what it says, and to whom. `make bare` has a real one."""
+"""The Makefile on machines that lack something, and its messages. `make bare` has a real one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def machine(tmp_path: Path) -> Machine:
 @pytest.mark.parametrize(
     ("goal", "packages"), [("run", "python3-venv"), ("example", "python3-venv"), ("test", f"python3-venv {ALL}")]
 )
-def test_an_ordinary_user_is_told_first_what_root_has_to_install(machine: Machine, goal: str, packages: str) -> None:
+def test_an_ordinary_user_first_sees_what_root_has_to_install(machine: Machine, goal: str, packages: str) -> None:
     machine.put("id", "echo 1000")
     machine.python(has_venv=False)
     if shutil.which("nginx", path="/usr/sbin"):  # looked for where ordinary users do not look
@@ -89,7 +89,7 @@ def test_root_gets_it_in_silence(machine: Machine) -> None:
     assert asked == f"update {patiently}\ninstall --no-install-recommends python3-venv -y {patiently}\n"
 
 
-def test_what_apt_complains_of_is_shown(machine: Machine) -> None:
+def test_errors_of_apt_are_shown(machine: Machine) -> None:
     machine.put("id", "echo 0")
     machine.put("apt-get", "echo no network >&2; exit 100")
     machine.python(has_venv=False)
@@ -111,7 +111,7 @@ def test_the_example_gets_the_gateway_and_the_service_does_not(machine: Machine)
     assert machine.make("demo", "KEEP=1").stdout.splitlines()[-1] == "python -m examples.demo --keep"
 
 
-def test_work_that_goes_on_is_shown_every_ten_seconds(machine: Machine) -> None:
+def test_long_work_is_reported_every_ten_seconds(machine: Machine) -> None:
     machine.python()
     machine.python(".venv/bin/python")
     machine.put("sleep", "[ ! -e slept ] || : >slept-again; : >slept")  # on this machine, time passes at once
@@ -129,7 +129,7 @@ def test_work_that_goes_on_is_shown_every_ten_seconds(machine: Machine) -> None:
         ("lock", ["locking versions"]),
         ("bare", ["checking on a minimal Debian"]),
         ("image", ["making the image"]),
-        ("release", ["installing what builds packages", "building dist/", "checking the packages"]),
+        ("release", ["installing the build tools", "building dist/", "checking the packages"]),
     ],
 )
 def test_goals_that_take_long_show_that_they_go_on(machine: Machine, goal: str, slow: list[str]) -> None:
@@ -140,15 +140,12 @@ def test_goals_that_take_long_show_that_they_go_on(machine: Machine, goal: str, 
         assert f'echo "{each} ... $past s"' in would_run
 
 
-def test_an_old_python_is_told_of(machine: Machine) -> None:
+def test_an_old_python_is_an_error(machine: Machine) -> None:
     machine.put("python3", "exit 1")
     assert machine.make("run").stderr.startswith("Python 3.11 or later is needed; another one: make PYTHON=")
 
 
-@pytest.mark.parametrize(
-    ("words", "stays"),
-    [([], True), (["PYTHON=python3"], True), (["PYTHON=python3.13"], False)],
-)
+@pytest.mark.parametrize(("words", "stays"), [([], True), (["PYTHON=python3"], True), (["PYTHON=python3.13"], False)])
 def test_an_environment_of_another_python_is_made_anew(machine: Machine, words: list[str], stays: bool) -> None:  # noqa: FBT001
     machine.python()
     machine.python("python3.13", "(3, 13, 0)")

@@ -35,9 +35,9 @@ from headgate.stores import open_async_store, open_store
 from headgate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from headgate.config.problems import InvalidRules
     from headgate.engine import AsyncEngine, Engine, Passed, Reset, Ruling
     from headgate.policy.live import LivePolicy
-    from headgate.policy.loading import InvalidRules
     from headgate.policy.loading import load as load_rules
     from headgate.policy.model import Rule, Ruleset
     from headgate.policy.request import InvalidRequest, Request, UnknownRule
@@ -96,36 +96,36 @@ __all__ = [
 ]
 
 _LATER = {
-    "AddressReader": "headgate.web.address",
-    "AsyncCachedStore": "headgate.stores.cached",
-    "AsyncEngine": "headgate.engine",
-    "AsyncFailoverStore": "headgate.stores.failover",
-    "CachedStore": "headgate.stores.cached",
-    "Engine": "headgate.engine",
-    "FailoverStore": "headgate.stores.failover",
-    "InvalidRequest": "headgate.policy.request",
-    "InvalidRules": "headgate.policy.loading",
-    "LivePolicy": "headgate.policy.live",
-    "Passed": "headgate.engine",
-    "Request": "headgate.policy.request",
-    "Reset": "headgate.engine",
-    "ResponseHeaders": "headgate.web.headers",
-    "Rule": "headgate.policy.model",
-    "Ruleset": "headgate.policy.model",
-    "Ruling": "headgate.engine",
-    "UnknownRule": "headgate.policy.request",
-    "load_rules": "headgate.policy.loading:load",
+    "headgate.config.problems": ("InvalidRules",),
+    "headgate.engine": ("AsyncEngine", "Engine", "Passed", "Reset", "Ruling"),
+    "headgate.policy.live": ("LivePolicy",),
+    "headgate.policy.loading": ("load_rules",),
+    "headgate.policy.model": ("Rule", "Ruleset"),
+    "headgate.policy.request": ("InvalidRequest", "Request", "UnknownRule"),
+    "headgate.stores.cached": ("AsyncCachedStore", "CachedStore"),
+    "headgate.stores.failover": ("AsyncFailoverStore", "FailoverStore"),
+    "headgate.web.address": ("AddressReader",),
+    "headgate.web.headers": ("ResponseHeaders",),
 }
-"""Names imported on first use, since a limiter does not need them: the module, and the name there if different."""
+"""Names imported on first use, since a limiter does not need them, by module."""
+_MODULES = {name: module for module, names in _LATER.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _MODULES:
         raise AttributeError(f"module 'headgate' has no attribute {name!r}")
-    module, _, there = _LATER[name].partition(":")
-    found = globals()[name] = getattr(import_module(module), there or name)
+    found = globals()[name] = getattr(import_module(_MODULES[name]), "load" if name == "load_rules" else name)
     return found
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_LATER]
+    return [*globals(), *_MODULES]
+
+
+def _pydantic_schema(_source: object, _handler: object) -> Any:
+    from headgate.integrations.pydantic import decision_schema  # noqa: PLC0415  only Pydantic calls this
+
+    return decision_schema()
+
+
+Decision.__get_pydantic_core_schema__ = _pydantic_schema  # type: ignore[attr-defined]

@@ -48,7 +48,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool = True, mode: int 
         raise
 
 
-def renewed_file(path: Path, content: bytes, *, durable: bool = True) -> bool:
+def renew_file(path: Path, content: bytes, *, durable: bool = True) -> bool:
     """Replace a file unless it has this content already; return whether it was replaced. Raises OSError."""
     if path.exists() and path.read_bytes() == content:
         return False

@@ -26,7 +26,6 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from headgate.core.errors import UsageError
@@ -59,8 +58,6 @@ class Source(Protocol[Raw_co]):
 
 @dataclass(frozen=True, slots=True)
 class LoadStatistics:
-    """Counts of loading."""
-
     loads: int
     """Values that came into force, including the first."""
     failures: int
@@ -105,11 +102,11 @@ class Live(Generic[T]):
 
     def refresh(self) -> bool:
         """Check the source once; return whether a new value is in force."""
-        return self._replaced(self._source.changed)
+        return self._replace(self._source.changed)
 
     def reload(self) -> bool:
         """Read the source, changed or not; return whether its value is in force now."""
-        return self._replaced(self._source.read)
+        return self._replace(self._source.read)
 
     @property
     def is_looking(self) -> bool:
@@ -117,7 +114,7 @@ class Live(Generic[T]):
         return self._lock.locked()
 
     def statistics(self) -> LoadStatistics:
-        """Return the counts of loading, for metrics."""
+        """Return the numbers of loads and failures, and the last error."""
         return self._statistics
 
     def start(self) -> None:
@@ -135,7 +132,7 @@ class Live(Generic[T]):
             self._stop.set()
             thread.join()
 
-    def _replaced(self, read: Callable[[], Any]) -> bool:
+    def _replace(self, read: Callable[[], Any]) -> bool:
         with self._lock:  # concurrent readers could put the older value in force last
             try:
                 raw = read()
@@ -155,7 +152,7 @@ class Live(Generic[T]):
         wrong = str(error) or type(error).__name__
         trace = None if isinstance(error, UsageError | OSError) else error
         message = wrong.replace("\n", "; ")
-        _LOG.error("%s: the %s in force stay: %s", self._source.name, self.what, message, exc_info=trace)
+        _LOG.error("%s: the previous %s stay in force: %s", self._source.name, self.what, message, exc_info=trace)
         # Last, so that a counted failure is in the log already.
         self._statistics = replace(self._statistics, failures=self._statistics.failures + 1, error=wrong)
 
@@ -170,9 +167,7 @@ class Live(Generic[T]):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -227,12 +222,12 @@ class FileSource(Generic[R]):
         return str(self._path)
 
     def read(self) -> R:
-        return self._loaded(self._marks())
+        return self._load_marked(self._marks())
 
     def changed(self) -> R | None:
         marks = self._marks()
         is_settled, self._noticed = marks == self._noticed, marks
-        return self._loaded(marks) if is_settled and marks != self._seen else None
+        return self._load_marked(marks) if is_settled and marks != self._seen else None
 
     def also(self, path: Path) -> None:
         """Also watch another file, until the next load. `load` calls it before reading a file named in the first."""
@@ -243,7 +238,7 @@ class FileSource(Generic[R]):
     def _marks(self) -> _Marks:
         return {path: mark_of(path) for path in (*self._files(self._path), *self._others)}
 
-    def _loaded(self, marks: _Marks) -> R:
+    def _load_marked(self, marks: _Marks) -> R:
         is_first, self._seen = self._seen is None, marks
         for mark in marks.values():
             if not (is_first or mark is None or stat.S_ISREG(mark.mode) or stat.S_ISDIR(mark.mode)):
@@ -257,12 +252,10 @@ class FileMark(NamedTuple):
     """Identifies the content of a file without reading it."""
 
     path: str
-    device: int
-    inode: int
-    modified_ns: int
-    changed_ns: int
-    size: int
     mode: int
+    size: int
+    content: tuple[int, ...]
+    """Device, inode, and times of modification and change."""
 
 
 _Marks: TypeAlias = dict[Path, FileMark | None]
@@ -275,9 +268,8 @@ def mark_of(path: Path) -> FileMark | None:
         found = real.stat()
     except (OSError, RuntimeError, ValueError):  # missing, a loop of links, or an invalid path: the loader reports it
         return None
-    return FileMark(
-        str(real), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode
-    )
+    content = found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+    return FileMark(str(real), found.st_mode, found.st_size, content)
 
 
 def yaml_files(folder: Path) -> list[Path]:

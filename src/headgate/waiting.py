@@ -15,16 +15,16 @@ import threading
 from collections.abc import Generator
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import msgspec
 
 from headgate.clock import Clock
-from headgate.core.decision import Decision
+from headgate.core.decision import Decision, refused
 from headgate.core.errors import UsageError
 from headgate.core.numbers import short
 from headgate.core.plan import Call, Limit, Plan, Verb, combine
-from headgate.core.pressure import Pressure, judge
+from headgate.core.pressure import judge
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
 
@@ -48,8 +48,6 @@ class Ticket(Protocol):
 
 
 class ThreadTicket:
-    """A place in a queue for a thread."""
-
     def __init__(self) -> None:
         self.event = threading.Event()
         self.call = self.event.set
@@ -61,8 +59,6 @@ class ThreadTicket:
 
 
 class TaskTicket:
-    """A place in a queue for a task of the running event loop."""
-
     def __init__(self) -> None:
         self.event = asyncio.Event()
         self.settle = self.event.clear
@@ -136,8 +132,6 @@ class Pause(NamedTuple):
 
 
 class WaitRequest(NamedTuple):
-    """The request of a waiting caller."""
-
     plan: Plan
     cost: int
     until: int | None
@@ -171,7 +165,7 @@ def acquire(queues: WaitQueues, key: str, ticket: Ticket, clock: Clock, wanted: 
         plan_in_time = _in_time(wanted, clock)
         decision = yield from _answer(Verb.CHECK, plan_in_time, wanted.cost)
         if decision:
-            return (yield from _taken(clock, decision, plan_in_time, wanted.plan))
+            return (yield from _admit(clock, decision, plan_in_time, wanted.plan))
         if _is_too_late(clock, decision, wanted):
             return (yield from _refusal(clock, decision, wanted))
     queues.join(key, ticket)
@@ -189,10 +183,10 @@ def acquire(queues: WaitQueues, key: str, ticket: Ticket, clock: Clock, wanted: 
             elif wanted.until is None or clock.ticks() < wanted.until:
                 yield Pause(wanted.until)
             else:  # it might pass now, but callers ahead may need all of it
-                return _refused(decision, decision.retry_after_us or decision.reset_after_us or 1)
+                return refused(decision, decision.retry_after_us or decision.reset_after_us or 1)
     finally:
         queues.leave(key, ticket)
-    return (yield from _taken(clock, decision, plan_in_time, wanted.plan))
+    return (yield from _admit(clock, decision, plan_in_time, wanted.plan))
 
 
 def _in_time(wanted: WaitRequest, clock: Clock) -> Plan:
@@ -206,10 +200,10 @@ def _in_time(wanted: WaitRequest, clock: Clock) -> Plan:
     if until is None or not any(limit.quota.queue for limit in plan):
         return plan
     left = max(0, until - clock.ticks())
-    return tuple([Limit(limit.space, limit.principal, _shortened(limit.quota, left, cost)) for limit in plan])
+    return tuple([Limit(limit.space, limit.principal, _shorten(limit.quota, left, cost)) for limit in plan])
 
 
-def _shortened(quota: Quota, left_us: int, cost: int) -> Quota:
+def _shorten(quota: Quota, left_us: int, cost: int) -> Quota:
     """Return a queue that admits `cost` only behind what drains in `left_us`."""
     capacity = left_us * quota.limit // quota.window_us + cost
     return _of_capacity(quota, capacity) if quota.queue and capacity < quota.capacity else quota
@@ -235,7 +229,7 @@ def _is_too_late(clock: Clock, decision: Decision, wanted: WaitRequest) -> bool:
     return not decision and wanted.until is not None and _turn(clock, decision, wanted) > wanted.until
 
 
-def _taken(clock: Clock, decision: Decision, plan_in_time: Plan, plan: Plan) -> Flow:
+def _admit(clock: Clock, decision: Decision, plan_in_time: Plan, plan: Plan) -> Flow:
     """Return an admission after its delay."""
     if decision.delay_us:
         yield Pause(clock.ticks() + decision.delay_us, listen=False)
@@ -260,17 +254,8 @@ def _refusal(clock: Clock, decision: Decision, wanted: WaitRequest) -> Flow:
     if wanted.until is None or not any(limit.quota.queue for limit in wanted.plan):
         return decision
     late = _turn(clock, decision, wanted) - wanted.until
-    return _refused((yield from _answer(Verb.PEEK, wanted.plan, wanted.cost)), max(1, late))
+    return refused((yield from _answer(Verb.PEEK, wanted.plan, wanted.cost)), max(1, late))
 
 
 def _answer(verb: Verb, plan: Plan, cost: int) -> Flow:
-    decision = yield Call(verb, plan, cost)
-    if decision is None:
-        raise TypeError(f"the driver must send the decision of {verb}")
-    return decision
-
-
-def _refused(decision: Decision, retry_after_us: int) -> Decision:
-    return msgspec.structs.replace(
-        decision, allowed=False, state=Pressure.THROTTLED, retry_after_us=retry_after_us, delay_us=0
-    )
+    return cast("Decision", (yield Call(verb, plan, cost)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -26,13 +28,13 @@ def _patience() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """Who stops it starts it again."""
+    """A test that stops it starts it again."""
     with postgres_server() as server:
         yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a new, empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/headgate.db"
@@ -40,10 +42,54 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.database()
 
 
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the tables, which tests copy: to create the tables takes longer."""
+    path = tmp_path_factory.mktemp("template") / "headgate.db"
+    asyncio.run(_create_tables(f"sqlite:///{path}"))
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres: PostgresServer) -> str:
+    url = postgres.database()
+    asyncio.run(_create_tables(url))
+    return url
+
+
+async def _create_tables(url: str) -> None:
+    async with opened(url):
+        pass
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a new database with the tables."""
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("template"), tmp_path / "headgate.db")
+        return f"sqlite:///{tmp_path}/headgate.db"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.database(request.getfixturevalue("postgres_template"))
+
+
 @pytest.fixture
 async def database(url: str) -> AsyncIterator[Database]:
     async with opened(url) as database:
         yield database
+
+
+class Clock:
+    """A clock that tests set, in microseconds since the epoch."""
+
+    now = 86_400_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture

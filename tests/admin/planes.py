@@ -11,9 +11,10 @@ import pytest
 
 from headgate.admin.api import application
 from headgate.admin.audit import Actor
-from headgate.admin.catalog import Catalog
+from headgate.admin.catalog import Catalog, FileRules
 from headgate.admin.database import Database
 from headgate.admin.keys import AdminKeys, KeyRole
+from headgate.admin.live import LiveFigures
 from headgate.admin.service import AdminService
 from headgate.engine import AsyncEngine
 from headgate.policy.loading import from_data
@@ -71,6 +72,12 @@ async def opened(url: str) -> AsyncIterator[Database]:
         await database.close()
 
 
+def in_file(engine: AsyncEngine, key: str) -> Any:
+    """Return the application of a plane whose rules are in a file."""
+    rules = FileRules("rules.yaml", lambda: engine.policy.ruleset, lambda: 1)
+    return application(AdminService(rules, engine, AdminKeys(None, key)))
+
+
 @asynccontextmanager
 async def plane(url: str, reads: str = "100000/day", writes: str = "100000/day") -> AsyncIterator[Admin]:
     database = await Database.open(url)
@@ -78,12 +85,14 @@ async def plane(url: str, reads: str = "100000/day", writes: str = "100000/day")
     await catalog.apply(DOCUMENT, Actor("start-up"))
     texts = {str(role): (await keys.create(str(role), role, Actor("start-up"))).text for role in KeyRole}
     engine = AsyncEngine(from_data(DOCUMENT), clock=ManualClock())
-    service = AdminService(catalog, engine, keys, database=database)
+    live = LiveFigures(database)
+    service = AdminService(catalog, engine, keys, database=database, live=live)
     app = application(service, reads=reads, writes=writes)
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
             yield Admin(client, texts, catalog, engine, service)
     finally:
+        await live.finish()
         await engine.close()
         await database.close()

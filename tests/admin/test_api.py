@@ -12,16 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate.admin import security
-from headgate.admin.api import application, document
-from headgate.admin.keys import AdminKeys
-from headgate.admin.rule_catalogs import FileRules
+from headgate.admin.api import document
 from headgate.admin.security import FAILURES, MAX_BODY, PUBLIC, READS, WRITES
-from headgate.admin.service import AdminService
 from headgate.engine import AsyncEngine
 from headgate.policy.loading import from_data
 from headgate.policy.request import Request
-from tests.admin.planes import DOCUMENT, Admin, on_sqlite, plane
+from tests.admin.planes import DOCUMENT, Admin, in_file, on_sqlite, plane
 
 
 async def routes_of(admin: Admin) -> list[tuple[str, str]]:
@@ -50,7 +46,7 @@ def test_descriptions_of_members_fit_their_kind() -> None:
     node = live["properties"]["nodes"]["properties"]["items"]["items"]["properties"]
     assert live["properties"]["rates"]["properties"]["allowed"]["description"] == "Admissions per second."
     assert node["state"]["enum"] == ["ok", "behind", "gone"]
-    assert node["state"]["description"].startswith("`behind`: it does not run the newest rules.")
+    assert node["state"]["description"].startswith("`behind`: without the newest rules.")
 
 
 class TestWhoMay:
@@ -67,7 +63,7 @@ class TestWhoMay:
             assert checking.status_code == 403, (method, path)
 
     @on_sqlite
-    async def test_a_role_may_do_what_is_its_own_and_no_more(self, admin: Admin) -> None:
+    async def test_a_role_permits_its_routes_only(self, admin: Admin) -> None:
         for method, path in await routes_of(admin):
             for role in ("viewer", "editor"):
                 answer = await admin.ask(method, path, {}, role=role)
@@ -76,19 +72,7 @@ class TestWhoMay:
                 assert (answer.status_code == 403) is not may, (method, path, role, answer.text)
 
     @on_sqlite
-    async def test_an_address_that_guesses_has_to_wait(self, monkeypatch: pytest.MonkeyPatch, admin: Admin) -> None:
-        monkeypatch.setattr(security, "FAILURES", "10/day")
-        statuses = []
-        for number in range(12):
-            admin.keys["guess"] = f"hg_{number:012x}_{'x' * 43}"
-            statuses.append((await admin.ask("GET", "/api/v1/rules", role="guess")).status_code)
-        assert statuses == [401] * 10 + [429] * 2
-        refused = await admin.ask("GET", "/api/v1/rules", role="admin")
-        assert refused.status_code == 429
-        assert int(refused.headers["retry-after"]) >= 1
-
-    @on_sqlite
-    async def test_a_key_reads_and_writes_only_so_often(self, url: str) -> None:
+    async def test_reads_and_writes_of_a_key_are_limited(self, url: str) -> None:
         assert (READS, WRITES, FAILURES) == ("1000/minute", "100/minute", "10/minute")
         async with plane(url, reads="3/day", writes="2/day") as admin:
             writes = [(await admin.ask("POST", "/api/v1/explain", {})).status_code for _ in range(3)]
@@ -99,7 +83,7 @@ class TestWhoMay:
             assert (another.status_code, another.headers["x-ratelimit-remaining"]) == (200, "2")
 
     @on_sqlite
-    async def test_what_is_public_says_nothing_secret(self, admin: Admin) -> None:
+    async def test_public_paths_reveal_nothing(self, admin: Admin) -> None:
         for path in sorted(PUBLIC):
             answer = await admin.ask("GET", path, role="")
             assert answer.status_code == 200, path
@@ -118,13 +102,15 @@ class TestRules:
         assert (put.status_code, put.headers["etag"], put.json()["limit"]) == (200, '"2"', 4)
         lost = await admin.ask("PUT", "/api/v1/rules/new", {"limit": 5, "window": "1s"}, if_match='"1"')
         assert lost.status_code == 412
-        assert "is of version 2 by now" in lost.json()["detail"]
+        assert "is now at version 2" in lost.json()["detail"]
         assert (await admin.ask("GET", "/api/v1/rules/new")).json()["limit"] == 4
         assert (await admin.ask("DELETE", "/api/v1/rules/new", if_match='"1"')).status_code == 412
         assert (await admin.ask("DELETE", "/api/v1/rules/new")).status_code == 204
         assert (await admin.ask("GET", "/api/v1/rules/new")).status_code == 404
         versions = (await admin.ask("GET", "/api/v1/rules/new/versions")).json()["items"]
         assert [each["version"] for each in versions] == [3, 2, 1]
+        assert versions[0]["body"] is None
+        assert (await admin.ask("POST", "/api/v1/rules/new/rollback", {"version": 9})).status_code == 404
         back = await admin.ask("POST", "/api/v1/rules/new/rollback", {"version": 2})
         assert back.json()["changed"] is True
         assert (await admin.ask("GET", "/api/v1/rules/new")).json()["limit"] == 4
@@ -150,14 +136,9 @@ class TestRules:
                 assert {"pointer": pointer, "detail": detail} in answer.json()["errors"]
         assert "created_at" not in (await admin.ask("GET", "/api/v1/export")).text
 
-    async def test_the_spellings_of_other_documents_are_understood(self, admin: Admin) -> None:
-        rule = {"rule_id": "x", "key_type": "ip", "endpoint_pattern": "/x", "limit": 3, "window_seconds": 60}
-        made = await admin.ask("POST", "/api/v1/rules", rule)
-        assert made.status_code == 201
-        assert made.json()["dimension"] == "ip"
-
+    @on_sqlite
     async def test_a_user_is_not_moved_to_a_tier_that_nothing_has(self, admin: Admin) -> None:
-        for tier, said in (("golf", "did you mean 'gold'?"), ("of a rule", "there are gold")):
+        for tier, said in (("golf", "did you mean 'gold'?"), ("of a rule", "the tiers are: gold")):
             answer = await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": tier})
             assert answer.status_code == 400
             assert said in answer.json()["detail"]
@@ -168,7 +149,7 @@ class TestRules:
         assert (await admin.ask("PUT", "/api/v1/settings/default_tier", "golf")).status_code == 400
         assert (await admin.ask("PUT", "/api/v1/settings/default_tier", "gold")).status_code == 201
 
-    async def test_what_is_in_use_is_deleted_only_with_what_uses_it(self, admin: Admin) -> None:
+    async def test_objects_in_use_are_deleted_only_with_their_uses(self, admin: Admin) -> None:
         rule, tier = "/api/v1/rules/orders-user", "/api/v1/tiers/gold"
         for number in range(12):
             body = {"rule_id": "orders-user", "limit": 50 + number}
@@ -200,39 +181,30 @@ class TestRules:
         refused = await admin.ask("DELETE", "/api/v1/rules/all-ip?overrides=drop")
         assert refused.json()["detail"] == "rule 'all-ip' is used by 1 rule (new); change these first"
 
-    async def test_an_override_that_says_nothing_is_refused(self, admin: Admin) -> None:
-        for body in ({}, {"until": "2036-01-01T00:00:00Z"}):
-            answer = await admin.ask("POST", "/api/v1/users/42/override", {"rule_id": "orders-user", **body})
-            assert answer.status_code == 400, answer.text
-        assert "changes nothing: give a limit, burst" in answer.json()["detail"]
-        assert (await admin.catalog.document()).document["users"] == {}
-
-    @pytest.mark.parametrize(
-        ("tier", "rule_id", "limit", "warned"),
-        [
-            ("", "orders-user", 6, None),
-            ("", "orders-user", 5, "rule orders-user is 5/minute for this user anyway"),
-            ("gold", "orders-user", 50, "rule orders-user is 50/minute for this user anyway"),
-            ("gold", "orders-user", 5, None),
-            ("", "team/a", 10, "rule team/a is only for tier gold, and the user is of no tier"),
-            ("gold", "team/a", 10, None),
-            ("", "off", 10, "rule off is not enabled"),
-        ],
-    )
     @on_sqlite
-    async def test_an_override_without_effect_says_so(
-        self, tier: str, rule_id: str, limit: int, warned: str | None, admin: Admin
-    ) -> None:
+    async def test_an_override_without_effect_has_a_warning(self, admin: Admin) -> None:
         """It is kept: it may have an effect later, when the rule or the tier is another."""
         off = {"id": "off", "limit": 1, "window": "1s", "enabled": False}
         assert (await admin.ask("POST", "/api/v1/rules", off)).status_code == 201
-        assert (await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": tier})).status_code == 200
-        body = {"rule_id": rule_id, "limit": limit}
-        answer = (await admin.ask("POST", "/api/v1/users/42/override", body)).json()
-        expected = None if warned is None else [f"it has no effect at present: {warned}"]
-        assert answer.get("warnings") == expected
-        assert answer["overrides"] == {rule_id: {"limit": limit}}
+        for user, (tier, rule_id, limit, warned) in enumerate(
+            [
+                ("", "orders-user", 6, None),
+                ("", "orders-user", 5, "rule orders-user is 5/minute for this user anyway"),
+                ("gold", "orders-user", 50, "rule orders-user is 50/minute for this user anyway"),
+                ("gold", "orders-user", 5, None),
+                ("", "team/a", 10, "rule team/a is only for tier gold, and the user has no tier"),
+                ("gold", "team/a", 10, None),
+                ("", "off", 10, "rule off is not enabled"),
+            ]
+        ):
+            assert (await admin.ask("PUT", f"/api/v1/users/{user}/tier", {"tier": tier})).status_code == 200
+            body = {"rule_id": rule_id, "limit": limit}
+            answer = (await admin.ask("POST", f"/api/v1/users/{user}/override", body)).json()
+            expected = None if warned is None else [f"it currently has no effect: {warned}"]
+            assert answer.get("warnings") == expected, (tier, body)
+            assert answer["overrides"] == {rule_id: {"limit": limit}}
 
+    @on_sqlite
     async def test_ids_with_slashes_are_escaped_in_paths(self, admin: Admin) -> None:
         assert (await admin.ask("GET", "/api/v1/rules/team%2Fa")).json()["limit"] == 9
         assert (await admin.ask("GET", "/api/v1/rules/team%2Fa/versions")).status_code == 200
@@ -259,9 +231,9 @@ class TestRules:
         page = (await admin.ask("GET", "/api/v1/rules?limit=2")).json()
         assert (page["total"], page["next"]) == (3, 2)
 
-    @pytest.mark.parametrize(
-        ("path", "name", "said"),
-        [
+    @on_sqlite
+    async def test_an_invalid_parameter_is_named_with_what_is_accepted(self, admin: Admin) -> None:
+        for path, name, said in (
             ("rules?limit=0", "limit", "is not a whole number from 1 to 1000 (items of a page, at most)"),
             ("rules?limit=9999", "limit", "is not a whole number from 1 to 1000 (items of a page, at most)"),
             ("rules?limit=ten", "limit", "is not a whole number from 1 to 1000 (items of a page, at most)"),
@@ -274,24 +246,19 @@ class TestRules:
             ("audit?since=today", "since", "(microseconds since the epoch)"),
             (f"rules?search={'x' * 201}", "search", "is not text of 0 to 200 characters"),
             ("rules/a%20b", "rule_id", "is not the id of a rule, 1 to 64 of A-Z"),
-            ("rules?limit=1&limit=2", "limit", "is there more than once"),
+            ("rules?limit=1&limit=2", "limit", "occurs more than once"),
             ("rules/orders-user/what-if", "limit", "is missing; it is a whole number from 1 to"),
-            ("rules?teir=gold", "teir", "is unknown; tier may be meant: text"),
-            ("rules?Enabled=false", "Enabled", "is unknown; enabled may be meant: true or false"),
-            ("users?colour=red", "colour", "is unknown; there are tier, offset, limit"),
-            ("audit?actor=a&actr", "actr", "is unknown; actor may be meant"),
+            ("rules?teir=gold", "teir", "is unknown; did you mean tier? It must be text"),
+            ("rules?Enabled=false", "Enabled", "is unknown; did you mean enabled? It must be true or false"),
+            ("users?colour=red", "colour", "is unknown; the parameters are: tier, offset, limit"),
+            ("audit?actor=a&actr", "actr", "is unknown; did you mean actor?"),
             ("keys?role=admin", "role", "is unknown; there are no parameters here"),
-        ],
-    )
-    @on_sqlite
-    async def test_a_parameter_that_is_wrong_is_named_with_what_would_be_right(
-        self, path: str, name: str, said: str, admin: Admin
-    ) -> None:
-        answer = await admin.ask("GET", f"/api/v1/{path}")
-        assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
-        assert f"not acceptable in the URL: '{name}'" in answer.json()["detail"]
-        assert [error["pointer"] for error in answer.json()["errors"]] == [name]
-        assert said in answer.json()["errors"][0]["detail"]
+        ):
+            answer = await admin.ask("GET", f"/api/v1/{path}")
+            assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json"), path
+            assert f"not acceptable in the URL: '{name}'" in answer.json()["detail"], path
+            assert [error["pointer"] for error in answer.json()["errors"]] == [name], path
+            assert said in answer.json()["errors"][0]["detail"], path
 
     @on_sqlite
     async def test_every_route_refuses_a_parameter_that_it_does_not_know(self, admin: Admin) -> None:
@@ -302,34 +269,28 @@ class TestRules:
             assert answer.json()["errors"][0]["pointer"] == "dryrun", (method, path, answer.text)
         applied = await admin.ask("POST", "/api/v1/apply?dryrun=true&dry_runs=1", {"version": 1, "rules": []})
         assert [error["pointer"] for error in applied.json()["errors"]] == ["dry_runs", "dryrun"]
-        assert all("dry_run may be meant: true or false" in e["detail"] for e in applied.json()["errors"])
+        assert all("did you mean dry_run? It must be true or false" in e["detail"] for e in applied.json()["errors"])
         assert await admin.catalog.revision() == 1
 
     @on_sqlite
-    async def test_a_body_of_another_kind_is_told_as_the_body(self, admin: Admin) -> None:
-        answer = await admin.ask("POST", "/api/v1/explain", [1])
-        assert answer.json()["errors"] == [{"pointer": "", "detail": "Expected `object`, got `array`"}]
-
-    @pytest.mark.parametrize(
-        ("body", "pointer", "said"),
-        [
+    async def test_problems_have_their_place(self, admin: Admin) -> None:
+        for body, pointer, said in (
             ({"limit": -1, "window": "1s"}, "/limit", "not a whole number"),
             ({"limit": 1, "window": "soon"}, "/window", "soon"),
             ({"limt": 1, "window": "1s"}, "/limt", "Did you mean 'limit'?"),
-            ({"limit": 1, "window": "1s", "replaces": ["nobody"]}, "/replaces/0", "there is no rule 'nobody'"),
+            ({"limit": 1, "window": "1s", "replaces": ["nobody"]}, "/replaces/0", "rule 'nobody' does not exist"),
             ({"limit": 1, "window": "1s", "endpoint": "no path"}, "/endpoint", "path"),
             ({"limit": 1, "window": "1s", "odd key": 1}, "/odd key", "a rule has no 'odd key'"),
             ({}, "", "needs a quota"),
-        ],
-    )
-    @on_sqlite
-    async def test_what_is_wrong_is_said_with_its_place(self, body: Any, pointer: str, said: str, admin: Admin) -> None:
-        assert (await admin.ask("PUT", "/api/v1/rules/new", body, if_match='"7"')).status_code == 412
-        answer = await admin.ask("PUT", "/api/v1/rules/new", body)
-        assert answer.status_code == 400
-        found = {error["pointer"]: error["detail"] for error in answer.json()["errors"]}
-        assert said in found[pointer], found
-        assert (await admin.ask("GET", "/api/v1/rules/new")).status_code == 404
+        ):
+            assert (await admin.ask("PUT", "/api/v1/rules/new", body, if_match='"7"')).status_code == 412, body
+            answer = await admin.ask("PUT", "/api/v1/rules/new", body)
+            assert answer.status_code == 400, body
+            found = {error["pointer"]: error["detail"] for error in answer.json()["errors"]}
+            assert said in found[pointer], (body, found)
+            assert (await admin.ask("GET", "/api/v1/rules/new")).status_code == 404
+        whole = await admin.ask("POST", "/api/v1/explain", [1])
+        assert whole.json()["errors"] == [{"pointer": "", "detail": "Expected `object`, got `array`"}]
 
     async def test_a_whole_file_is_applied_at_once(self, admin: Admin) -> None:
         exported = await admin.ask("GET", "/api/v1/export")
@@ -346,7 +307,7 @@ class TestRules:
         assert (await admin.catalog.revision()) == 2
         assert gc.isenabled(), "what rests while a file is applied goes on afterwards"
 
-    async def test_an_apply_leaves_alone_what_its_file_does_not_have(self, admin: Admin) -> None:
+    async def test_an_apply_leaves_sections_that_its_file_lacks(self, admin: Admin) -> None:
         async def applied(document: dict[str, Any], query: str = "") -> Any:
             path = f"/api/v1/apply?dry_run={{}}{query}"
             tried = await admin.ask("POST", path.format("true"), document)
@@ -367,10 +328,10 @@ class TestRules:
         assert sorted(did) == [("delete", "rule", "team/a"), ("update", "rule", "orders-user")]
         assert left == {name: before[name] for name in left}, "the file has only rules"
         wrong = await admin.ask("POST", "/api/v1/apply", {"version": 1, "rules": rules[1:]})
-        assert "there is no rule 'orders-user'" in wrong.text, "what is left alone goes with what is applied"
+        assert "rule 'orders-user' does not exist" in wrong.text, "what is left alone goes with what is applied"
         alone = {"version": 1, "tiers": {"gold": {"orders-user": {"limit": 9}}}}
         wrong = await admin.ask("POST", "/api/v1/apply", alone)
-        assert "there is no rule 'orders-user'" in wrong.text, "a file stands on its own"
+        assert "rule 'orders-user' does not exist" in wrong.text, "a file stands on its own"
         file: dict[str, Any] = {"version": 1, "rules": rules, "tiers": {}, "ignore_case": False}
         file["users"] = {"both": {"overrides": {"orders-user": {"limit": 7}}}, "new": {"tier": "gold"}}
         did, left = await applied(file)
@@ -391,6 +352,9 @@ class TestUsers:
         assert not await admin.engine.check(request)
         reset = await admin.ask("POST", "/api/v1/users/42/reset")
         assert reset.json()["reset"] == ["orders-user", "team/a"]
+        shared = await admin.ask("POST", "/api/v1/users/42/reset", {"rules": ["all-ip"]})
+        assert (shared.status_code, "no separate usage of one user" in shared.json()["detail"]) == (400, True)
+        assert (await admin.ask("POST", "/api/v1/users/42/reset", {"rules": ["nope"]})).status_code == 404
         assert await admin.engine.check(request)
         assert (await admin.ask("PUT", "/api/v1/users/42/tier", {"tier": "gold"})).status_code == 200
         given = {"rule_id": "orders-user", "limit": 500, "until": "2030-01-01T00:00:00Z"}
@@ -403,22 +367,18 @@ class TestUsers:
         wrong = await admin.ask("POST", "/api/v1/users/42/override", {**given, "until": "tomorrow"})
         (error,) = wrong.json()["errors"]
         assert error["pointer"] == "/until"
-        assert error["detail"].startswith("'tomorrow' is not a moment. Accepted: a moment with its time zone, such")
+        assert error["detail"].startswith("'tomorrow' is not a time. Accepted: a time with its time zone, such")
         assert (await admin.ask("DELETE", "/api/v1/users/42")).status_code == 204
 
     @on_sqlite
-    async def test_limits_of_a_user_are_shown_with_their_state(self, admin: Admin) -> None:
-        await admin.engine.check(Request({"user": "42"}, "/orders"))
-        found = (await admin.ask("GET", "/api/v1/users/42/limits", role="viewer")).json()
-        (rule,) = found["rules"]
-        assert (rule["rule_id"], rule["limits"][0]["remaining"], rule["source"]) == ("orders-user", 4, "the rule")
-
-    @on_sqlite
-    async def test_limits_and_overrides_that_do_not_go_together_say_so(
+    async def test_limits_of_a_user_have_their_state_and_whether_the_last_change_is_in_force(
         self, monkeypatch: pytest.MonkeyPatch, admin: Admin
     ) -> None:
         """As where this node cannot follow the database."""
         monkeypatch.setattr("headgate.admin.users._FOLLOWS_WITHIN", 0)
+        await admin.engine.check(Request({"user": "42"}, "/orders"))
+        (rule,) = (await admin.ask("GET", "/api/v1/users/42/limits", role="viewer")).json()["rules"]
+        assert (rule["rule_id"], rule["limits"][0]["remaining"], rule["source"]) == ("orders-user", 4, "the rule")
         await admin.ask("POST", "/api/v1/users/42/override", {"rule_id": "orders-user", "limit": 500})
         found = (await admin.ask("GET", "/api/v1/users/42/limits")).json()
         assert (found["in_force"], found["rules"][0]["limits"][0]["limit"]) == (False, 5)
@@ -427,15 +387,8 @@ class TestUsers:
         assert (found["in_force"], found["rules"][0]["limits"][0]["limit"]) == (True, 500)
 
     @on_sqlite
-    async def test_shared_limits_are_not_reset_for_one_user(self, admin: Admin) -> None:
-        answer = await admin.ask("POST", "/api/v1/users/42/reset", {"rules": ["all-ip"]})
-        assert answer.status_code == 400
-        assert "no state of one user" in answer.json()["detail"]
-        assert (await admin.ask("POST", "/api/v1/users/42/reset", {"rules": ["nope"]})).status_code == 404
-
-    @pytest.mark.parametrize(
-        "body",
-        [
+    async def test_an_override_that_makes_no_sense_is_refused(self, admin: Admin) -> None:
+        for body in (
             {"limit": 1},
             {"rule_id": "nope", "limit": 1},
             {"rule_id": "orders-user", "limit": "many"},
@@ -444,12 +397,12 @@ class TestUsers:
             {"rule_id": "orders-user", "limit": 1, "until": "9999-12-31T23:59:59-12:00"},
             {"rule_id": "orders-user", "limit": 1, "unti": "2030-01-01T00:00:00Z"},
             {"rule_id": 7, "limit": 1},
-        ],
-    )
-    @on_sqlite
-    async def test_an_override_that_makes_no_sense_is_refused(self, body: Any, admin: Admin) -> None:
-        answer = await admin.ask("POST", "/api/v1/users/42/override", body)
-        assert answer.status_code == 400, answer.text
+            {"rule_id": "orders-user"},
+            {"rule_id": "orders-user", "until": "2036-01-01T00:00:00Z"},
+        ):
+            answer = await admin.ask("POST", "/api/v1/users/42/override", body)
+            assert answer.status_code == 400, (body, answer.text)
+        assert "changes nothing: set a limit, burst" in answer.json()["detail"]
         assert (await admin.catalog.document()).document["users"] == {}
 
 
@@ -462,18 +415,23 @@ def test_the_form_of_the_log_stays_as_it_was() -> None:
 
 
 class TestTheRest:
-    async def test_every_change_is_in_the_audit_trail_with_who_and_why(self, admin: Admin) -> None:
+    async def test_every_change_is_in_the_audit_trail_with_its_author_and_reason(self, admin: Admin) -> None:
         headers = {"x_request_id": "my-request", "x_reason": "a sale"}
         await admin.ask("PUT", "/api/v1/rules/new", {"limit": 4, "window": "1s"}, role="editor", **headers)
         trail = (await admin.ask("GET", "/api/v1/audit?subject=new", role="viewer")).json()
         (entry,) = trail["items"]
         assert (entry["request_id"], entry["reason"]) == ("my-request", "a sale")
         assert entry["actor"].startswith("editor (")
+        assert (entry["action"], entry["kind"], entry["revision"], entry["before"]) == ("create", "rule", 2, None)
+        await admin.ask("PUT", "/api/v1/rules/new", {"quota": "6/s"})
+        (changed,) = (await admin.ask("GET", "/api/v1/audit?subject=new&action=update")).json()["items"]
+        assert (changed["before"], changed["after"]["limit"]) == (entry["after"], 6)
         assert (await admin.ask("GET", "/api/v1/audit/verify")).json()["intact"] is True
         everything = json.dumps((await admin.ask("GET", "/api/v1/audit?limit=1000")).json())
         assert not any(key.split("_", 2)[2] in everything for key in admin.keys.values())
 
-    async def test_what_happened_to_keys_is_for_admins(self, admin: Admin) -> None:
+    @on_sqlite
+    async def test_changes_of_keys_are_visible_to_admins_only(self, admin: Admin) -> None:
         secret = (await admin.ask("POST", "/api/v1/keys", {"name": "a-secret-name", "role": "check"})).json()["id"]
         for role in ("viewer", "editor"):
             for query in ("", f"?subject={secret}", "?action=create&limit=1000"):
@@ -500,14 +458,14 @@ class TestTheRest:
         assert (await admin.ask("POST", "/api/v1/keys", {"name": "x", "role": "god"})).status_code == 400
 
     @on_sqlite
-    async def test_explain_says_why(self, admin: Admin) -> None:
+    async def test_explain_returns_the_rules_that_apply(self, admin: Admin) -> None:
         body = {"principal": {"user": "42"}, "endpoint": "/orders"}
         found = (await admin.ask("POST", "/api/v1/explain", body, role="viewer")).json()
         applying = {rule["id"]: rule["applies"] for rule in found["rules"]}
         assert applying == {"orders-user": True, "all-ip": False, "team/a": False}
 
     @on_sqlite
-    async def test_bodies_have_an_end_and_are_json(self, admin: Admin) -> None:
+    async def test_bodies_have_an_end(self, admin: Admin) -> None:
         key = {"authorization": f"Bearer {admin.keys['admin']}", "content-type": "application/json"}
         huge = await admin.client.put("/api/v1/rules/x", content=b" " * (MAX_BODY + 1), headers=key)
         assert huge.status_code == 413
@@ -524,30 +482,24 @@ class TestTheRest:
         chunked = await admin.client.put("/api/v1/rules/x", content=endless(), headers=key)
         assert chunked.status_code == 413
         assert "10,485,760" in chunked.text
-        for raw in (b"{", b"\xff\xfe", b"nul", b"[" * 100_000, b'{"limit": 1e999}', b""):
-            answer = await admin.client.put("/api/v1/rules/x", content=raw, headers=key)
-            assert answer.status_code == 400, raw[:20]
-            assert answer.headers["content-type"] == "application/problem+json"
 
-    @pytest.mark.parametrize("path", ["/api/v1/tiers/gold", "/api/v1/settings/default_tier"])
     @on_sqlite
-    async def test_null_replaces_nothing(self, path: str, admin: Admin) -> None:
+    async def test_null_replaces_nothing(self, admin: Admin) -> None:
         """In particular, it does not delete what was to be replaced."""
-        body = {"orders-user": {"limit": 9}} if "tiers" in path else "gold"
-        made = await admin.ask("PUT", path, body)
-        assert made.is_success, made.text
         headers = {"authorization": f"Bearer {admin.keys['admin']}"}
-        assert (await admin.client.put(path, content=b"null", headers=headers)).status_code == 400
-        assert (await admin.ask("GET", path)).json()["value"] == body
+        bodies: dict[str, Any] = {"tiers/gold": {"orders-user": {"limit": 9}}, "settings/default_tier": "gold"}
+        for path, body in bodies.items():
+            made = await admin.ask("PUT", f"/api/v1/{path}", body)
+            assert made.is_success, made.text
+            null = await admin.client.put(f"/api/v1/{path}", content=b"null", headers=headers)
+            assert null.status_code == 400, path
+            assert (await admin.ask("GET", f"/api/v1/{path}")).json()["value"] == body
 
-    async def test_rules_of_a_file_are_only_looked_at(self) -> None:
+    async def test_rules_of_a_file_are_read_only(self) -> None:
         engine = AsyncEngine(from_data(DOCUMENT))
-        rules = FileRules("rules.yaml", lambda: engine.policy.ruleset, lambda: 1)
-        app = application(AdminService(rules, engine, AdminKeys(None, "the-operator-s-own-key")))
+        transport = httpx.ASGITransport(in_file(engine, "the-operator-s-own-key"))
         key = {"authorization": "Bearer the-operator-s-own-key"}
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://admin", headers=key
-        ) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin", headers=key) as client:
             assert (await client.get("/api/v1/rules")).json()["items"] == DOCUMENT["rules"]
             shown = (await client.get("/api/v1/rules/all-ip")).json()
             assert shown == {**DOCUMENT["rules"][1], "version": 1}

@@ -18,19 +18,19 @@ from tests.admin.planes import DOCUMENT, Admin, plane
 EDITORS, ROUNDS = 50, 2
 
 
-async def test_services_that_start_at_once_make_one_database(url: str, tmp_path: Path) -> None:
-    """The tables, the first rules and the first key are made once, whoever comes first."""
+async def test_services_that_start_at_once_make_one_database(empty_url: str, tmp_path: Path) -> None:
+    """The tables, the first rules and the first key are made once, whichever service is first."""
 
     def begun(number: int) -> str:
         folder = tmp_path / str(number)
         folder.mkdir()
-        begun = AdminPlane(url, folder=folder).begin(lambda: from_data(DOCUMENT))
+        begun = AdminPlane(empty_url, folder=folder).begin(lambda: from_data(DOCUMENT))
         assert begun.error == ""
         return begun.first_key
 
     with ThreadPoolExecutor(4) as threads:
         keys = list(threads.map(begun, range(4)))
-    database = await Database.open(url)
+    database = await Database.open(empty_url)
     (made,) = [text for text in keys if text]
     assert await AdminKeys(database).find(made)
     assert len(await AdminKeys(database).all()) == 1
@@ -38,7 +38,7 @@ async def test_services_that_start_at_once_make_one_database(url: str, tmp_path:
     await database.close()
 
 
-async def test_first_rules_do_not_replace_what_somebody_changed(url: str) -> None:
+async def test_first_rules_do_not_replace_existing_ones(url: str) -> None:
     database = await Database.open(url)
     catalog = Catalog(database)
     mine = {"version": 1, "rules": [{"id": "mine", "limit": 1, "window": "1s"}]}
@@ -50,7 +50,7 @@ async def test_first_rules_do_not_replace_what_somebody_changed(url: str) -> Non
 
 
 async def test_no_update_is_lost_between_editors(admin: Admin) -> None:
-    """All add one to a limit at once; whoever was not quick enough is told so, and tries again a few times."""
+    """All increment a limit at once; a request that comes too late is refused, and sent again a few times."""
     path = "/api/v1/rules/orders-user"
 
     async def edited() -> bool:
@@ -93,7 +93,7 @@ async def test_no_override_is_lost_between_editors_of_one_user(url: str) -> None
         assert user["overrides"].keys() == accepted
 
 
-async def test_whoever_replaces_a_rule_is_told_of_his_own(url: str) -> None:
+async def test_a_put_returns_the_rule_that_it_wrote(url: str) -> None:
     """Also while others delete it: never that it does not exist, and that it is new exactly if it was."""
     async with plane(url) as here, plane(url) as there:
         body, path = {"endpoint": "/race", "window": "1m", "limit": 1}, "/api/v1/rules/race"

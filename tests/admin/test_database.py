@@ -15,23 +15,22 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
-from headgate.admin import usage
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database, DatabaseError, DatabaseReadOnly, DatabaseUnavailable, SchemaMismatch
 from headgate.admin.objects import ObjectKind, Operation
 from headgate.admin.tables import metadata
 from headgate.core.errors import UsageError
-from headgate.observe.principal_use import WindowUse
 from tests.admin.planes import on_sqlite, opened
+from tests.postgres import PostgresServer
 from tests.servers import free_port
 
 
 class TestOpening:
-    async def test_an_empty_database_gets_its_tables(self, url: str) -> None:
+    async def test_an_empty_database_gets_its_tables(self, empty_url: str) -> None:
         for _ in range(2):  # opened again, it has them
-            async with opened(url) as database:
-                assert await database.schema() == "0008"
+            async with opened(empty_url) as database:
+                assert await database.schema() == "0.1.0"
 
     async def test_a_new_file_is_for_its_owner_alone(self, tmp_path: Path) -> None:
         async with opened(f"sqlite:///{tmp_path}/headgate.db"):
@@ -45,19 +44,16 @@ class TestOpening:
             )
         assert differences == []
 
-    @pytest.mark.parametrize(
-        ("url", "said"),
-        [
+    def test_another_url_is_refused_with_the_right_ones(self) -> None:
+        for url, said in (
             ("mysql://host/db", "expected sqlite:///headgate.db, or postgresql://"),
             ("headgate.db", "expected sqlite:///headgate.db, or postgresql://"),
             ("", "expected sqlite:///headgate.db"),
             ("postgresql://host", "expected sqlite:///headgate.db"),
             ("sqlite:////nowhere/at/all/headgate.db", "the folder /nowhere/at/all does not exist"),
-        ],
-    )
-    def test_another_url_is_refused_with_the_right_ones(self, url: str, said: str) -> None:
-        with pytest.raises(UsageError, match="(?s)" + said.replace("/", "/")):
-            Database(url)
+        ):
+            with pytest.raises(UsageError, match=said):
+                Database(url)
 
     async def test_a_password_is_in_no_message(self) -> None:
         with pytest.raises(DatabaseUnavailable) as caught:
@@ -68,63 +64,48 @@ class TestOpening:
             Database("mysql://me:hidden-word@host/db")
         assert "hidden-word" not in str(refused.value)
 
-    def test_a_file_that_is_not_a_database_is_said_to_be_none(self, tmp_path: Path) -> None:
+    def test_a_file_that_is_no_database_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "x.db").write_bytes(b"something else entirely" * 100)
         with pytest.raises(DatabaseError, match="not a database"):
             asyncio.run(Database.open(f"sqlite:///{tmp_path}/x.db"))
 
 
 class TestMigrations:
-    async def test_they_go_down_and_up_again(self, database: Database) -> None:
-        await Catalog(database).change([Operation(ObjectKind.RULE, "a", {"quota": "1/s"})], Actor("me"))
-        await database.downgrade("base")
-        assert await database.schema() is None
-        await database.upgrade()
-        assert (await Catalog(database).document()).document["rules"] == []
-
-    async def test_the_tables_of_usage_come_and_go_with_rules_in_place(self, database: Database) -> None:
-        await Catalog(database).change([Operation(ObjectKind.RULE, "a", {"quota": "1/s"})], Actor("me"))
-        use = WindowUse("a", 60_000_000, 5, 0, 0, {7: 1})
-        batch = usage.UsageBatch(1, 0, {("a", "allowed"): 1}, [use])
-        await usage.add(database, "me", [batch], 0)
-        for version, missing in (("0002", "use_windows"), ("0001", "usage_")):
-            await database.downgrade(version)
-            with pytest.raises(DatabaseError, match=missing):
-                await usage.add(database, f"after {version}", [batch], 0)
-            await database.upgrade()
-            await usage.add(database, f"after {version}", [batch], 0)
-        assert [rule["id"] for rule in (await Catalog(database).document()).document["rules"]] == ["a"]
-
     async def test_one_that_fails_half_way_changes_nothing(
-        self, monkeypatch: pytest.MonkeyPatch, database: Database
+        self, monkeypatch: pytest.MonkeyPatch, empty_url: str
     ) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError("half-way")
+
+        database = Database(empty_url)
+        with monkeypatch.context() as patch:
+            patch.setattr("alembic.op.execute", fail)  # after the tables were created
+            with pytest.raises(RuntimeError, match="half-way"):
+                await database.upgrade()
+        assert await database.schema() is None
+        await database.prepare()
+        assert (await Catalog(database).document()).document["rules"] == []
+        await database.close()
+
+    @pytest.mark.parametrize("version", ["9999", "0008"])
+    async def test_tables_of_an_unknown_version_are_left_alone(
+        self, url: str, database: Database, version: str
+    ) -> None:
+        """Those of a later version, and of a snapshot before the first release."""
         await Catalog(database).change([Operation(ObjectKind.RULE, "a", {"quota": "1/s"})], Actor("me"))
-        from alembic import op  # noqa: PLC0415  the name that the migration uses
-
-        dropped: list[str] = []
-
-        def drop(name: str) -> None:
-            if len(dropped) == 3:
-                raise RuntimeError("half-way")
-            dropped.append(name)
-            op.execute(f"DROP TABLE {name}")
-
-        monkeypatch.setattr(op, "drop_table", drop)
-        with pytest.raises(RuntimeError, match="half-way"):
-            await database.downgrade("base")
-        assert len(dropped) == 3
-        assert await database.schema() == "0008"
-        assert [rule["id"] for rule in (await Catalog(database).document()).document["rules"]] == ["a"]
-
-    async def test_tables_of_a_newer_version_are_left_alone(self, url: str, database: Database) -> None:
         async with database.writing() as connection:
-            await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-        with pytest.raises(SchemaMismatch, match="newer version of Headgate: upgrade Headgate"):
+            await connection.execute(text("UPDATE alembic_version SET version_num = :version"), {"version": version})
+        said = f"its tables are of version {version}, which this Headgate does not know: upgrade Headgate, or"
+        with pytest.raises(SchemaMismatch, match=said):
             await Database.open(url)
+        with pytest.raises(SchemaMismatch, match=said):
+            await database.upgrade()
+        assert await database.schema() == version
+        assert [rule["id"] for rule in (await Catalog(database).document()).document["rules"]] == ["a"]
 
 
 class TestTransactions:
-    async def test_what_raises_is_undone(self, database: Database) -> None:
+    async def test_a_transaction_that_raises_is_rolled_back(self, database: Database) -> None:
         async def fail() -> None:
             async with database.writing() as connection:
                 await connection.execute(text("UPDATE revision SET number = 7"))
@@ -135,7 +116,7 @@ class TestTransactions:
         assert await Catalog(database).revision() == 0
 
     @on_sqlite
-    async def test_a_read_only_database_says_so(self, database: Database) -> None:
+    async def test_a_read_only_database_is_reported(self, database: Database) -> None:
         async def change() -> None:
             async with database.writing() as connection:
                 await connection.execute(text("PRAGMA query_only = ON"))
@@ -145,7 +126,7 @@ class TestTransactions:
             await change()
 
     @on_sqlite
-    async def test_one_that_somebody_else_keeps_locked_says_so(
+    async def test_a_locked_database_is_reported(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
     ) -> None:
         monkeypatch.setattr("headgate.admin.database.PATIENCE", 0.05)
@@ -161,10 +142,7 @@ class TestTransactions:
                 pass
         other.close()
 
-    async def test_a_server_that_goes_away_says_so(self, postgres: object) -> None:
-        from tests.postgres import PostgresServer  # noqa: PLC0415  for its type
-
-        assert isinstance(postgres, PostgresServer)
+    async def test_an_unavailable_server_is_reported(self, postgres: PostgresServer) -> None:
         database = await Database.open(postgres.database())
         postgres.stop()
         try:
@@ -177,12 +155,12 @@ class TestTransactions:
             pass
         await database.close()
 
-    def test_a_server_that_does_not_answer_is_said_to_be_slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_server_that_does_not_respond_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("headgate.admin.database.PATIENCE", 0.2)
 
         async def main(port: int) -> None:
             database = Database(f"postgresql://somebody@127.0.0.1:{port}/any")
-            with pytest.raises(DatabaseUnavailable, match="no answer in time"):
+            with pytest.raises(DatabaseUnavailable, match="no response in time"):
                 async with database.reading():
                     pass
             await database.close()
@@ -191,10 +169,8 @@ class TestTransactions:
             asyncio.run(main(silent.getsockname()[1]))
 
 
-async def test_of_what_was_cancelled_nothing_is_at_work_once_it_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thread that ends after its loop would tell it so in vain, with a traceback."""
+async def test_close_waits_for_the_threads_of_cancelled_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that ends after its loop would log a traceback."""
     before, connecting, connect = set(threading.enumerate()), threading.Event(), sqlite3.connect
 
     def slowly(*arguments: Any, **options: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from http.client import HTTPConnection
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
@@ -17,25 +16,12 @@ from tests.servers import until
 
 KEY = "hg_an-operators-own-key-of-some-length"
 LIMITS = "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: %d}}]\n"
-RULES = "version: 1\nrules:\n  - {id: mine, dimension: user, limit: %d, window: 1h}\n"
-
-
-def asked(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-    sent = body if body is None or isinstance(body, str) else msgspec.json.encode(body)
-    try:
-        connection.request(method, path, sent, {"authorization": f"Bearer {KEY}"})
-        response = connection.getresponse()
-        content = response.read()
-        return response.status, msgspec.json.decode(content) if content else None
-    finally:
-        connection.close()
 
 
 def limited(running: Service, domain: str, user: str) -> int:
     """Ask as Envoy does; returns the status."""
     entries = [{"key": "user", "value": user}]
-    return asked(running.http_port, "POST", "/json", {"domain": domain, "descriptors": [{"entries": entries}]})[0]
+    return running.post("/json", {"domain": domain, "descriptors": [{"entries": entries}]})[0]
 
 
 def test_rules_of_a_database_and_files_of_envoy_go_together(tmp_path: Path) -> None:
@@ -46,20 +32,20 @@ def test_rules_of_a_database_and_files_of_envoy_go_together(tmp_path: Path) -> N
     how: dict[str, Any] = {"environment": {"HEADGATE_ADMIN_KEY": KEY}, "program": altered(PATIENCE)}
     with service(*options, "--envoy-config", str(files), **how) as running:
         running.started()
-        assert asked(running.admin_port, "POST", "/api/v1/apply", RULES % 3)[0] == 200
+        rule = {"id": "mine", "dimension": "user", "window": "1h"}
+        assert running.admin(KEY, "PUT", "/rules/mine", {**rule, "limit": 3})[0] == 201
 
         def limit() -> int:
-            question = {"principal": {"user": "ann"}, "consume": False}
-            answer = asked(running.http_port, "POST", "/api/v1/rate-limit/check", question)[1]
-            return answer["limit"] or 0
+            request = {"principal": {"user": "ann"}, "consume": False}
+            return msgspec.json.decode(running.post("/api/v1/rate-limit/check", request)[1])["limit"] or 0
 
         until(lambda: limit() == 3, "the rules are in force", SECONDS)
         assert [limited(running, "edge", "ann") for _ in range(3)] == [200, 200, 429]  # by the file
         assert [limited(running, "other", "ann") for _ in range(4)] == [200, 200, 200, 429]  # by the rule
-        assert asked(running.admin_port, "PUT", "/api/v1/rules/mine", {"limit": 5, "window": "1h"})[0] == 200
+        assert running.admin(KEY, "PUT", "/rules/mine", {**rule, "limit": 5})[0] == 200
         until(lambda: limit() == 5, "the rule is changed", SECONDS)
         (files / "edge.yaml").write_text(LIMITS % 4)
-        until(lambda: limited(running, "edge", "bob") == 429, "bob has asked often enough", SECONDS)
+        until(lambda: limited(running, "edge", "bob") == 429, "bob is limited", SECONDS)
         until(lambda: limited(running, "edge", "ann") == 200, "the file is changed", SECONDS)
         running.signal(SIGTERM)
         assert running.ended() == 0

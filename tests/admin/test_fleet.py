@@ -34,7 +34,7 @@ class FleetService(Service):
     """A service with an admin plane."""
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
-        """Ask the admin plane."""
+        """Send a request to the admin plane."""
         return self.admin(KEY, method, path, body)
 
     def metric(self, name: str) -> float:
@@ -113,11 +113,13 @@ def test_a_changed_rule_is_enforced_by_all_workers_and_by_those_that_take_their_
     assert {other.limit_of("somebody") for _ in range(20)} == {7}
 
 
-def test_services_that_were_given_the_same_folder_keep_their_rules_apart(fleet: Fleet) -> None:
+def test_services_that_were_given_the_same_folder_keep_their_rules_apart_and_for_themselves(fleet: Fleet) -> None:
     warned = ["another service uses" in service.complained for service in fleet.all[:2]]
     assert sorted(warned) == [False, True]
-    assert len(list((fleet.folder / "data").glob("*/rules.json"))) == 1
-    assert len(list((fleet.folder / "data").glob("service-2/*/rules.json"))) == 1
+    assert len(list((fleet.folder / "data").glob("*/rules.jsonl"))) == 1
+    assert len(list((fleet.folder / "data").glob("service-2/*/rules.jsonl"))) == 1
+    folders = [path.parent for path in (fleet.folder / "data").rglob("rules.jsonl")]
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
 
 
 def test_a_user_is_moved_to_a_tier_given_an_override_that_ends_and_reset(fleet: Fleet) -> None:
@@ -151,17 +153,17 @@ def test_a_user_is_moved_to_a_tier_given_an_override_that_ends_and_reset(fleet: 
 
 
 class Editor(threading.Thread):
-    """Changes a rule again and again, and keeps what it was told."""
+    """Changes a rule again and again, and keeps the responses."""
 
     def __init__(self, service: FleetService) -> None:
         super().__init__(daemon=True)
         self._service, self._end = service, threading.Event()
-        self.told: list[tuple[int, int, Any]] = []
+        self.responses: list[tuple[int, int, Any]] = []
 
     def run(self) -> None:
         for limit in count(100):
             status, answer = self._service.ask("PUT", "/rules/orders-user", {**ORDERS, "limit": limit})
-            self.told.append((limit, status, answer))
+            self.responses.append((limit, status, answer))
             if self._end.wait(0.6):  # a key may write a hundred times a minute
                 return
 
@@ -171,7 +173,7 @@ class Editor(threading.Thread):
         assert not self.is_alive()
 
     def has(self, status: int) -> bool:
-        return any(each == status for _, each, _ in self.told)
+        return any(each == status for _, each, _ in self.responses)
 
 
 def test_a_database_that_dies_stops_no_decision_and_everything_heals(fleet: Fleet, postgres: PostgresServer) -> None:
@@ -192,10 +194,10 @@ def test_a_database_that_dies_stops_no_decision_and_everything_heals(fleet: Flee
             other.signal(signal.SIGTERM)
             assert other.ended() == 0
             meanwhile = fleet.start().started()
-            assert "the rules are the last good ones" in meanwhile.said
+            assert "the rules are the last valid ones" in meanwhile.said
             assert "stays in force" in meanwhile.complained
             assert meanwhile.metric("rules_stale") == 1
-            assert meanwhile.limit_of("somebody") in {limit for limit, status, _ in editor.told if status == 200}
+            assert meanwhile.limit_of("somebody") in {limit for limit, status, _ in editor.responses if status == 200}
             assert without_rules.ended() == 1
             assert "there are no rules to start with" in without_rules.complained
             assert "Traceback" not in without_rules.complained
@@ -210,19 +212,19 @@ def test_a_database_that_dies_stops_no_decision_and_everything_heals(fleet: Flee
     assert not at_one.failures
     assert not at_other.failures
     assert {answer.get("degraded") for client in at_one.all for answer in client.answers} == {False}
-    refused = [answer for _, status, answer in editor.told if status != 200]
+    refused = [answer for _, status, answer in editor.responses if status != 200]
     assert {answer["status"] for answer in refused} == {503}
     public = {"the database cannot be reached", "keys cannot be looked up: the database cannot be reached"}
     assert {answer["detail"] for answer in refused} <= public, "no text of the driver, and no name of a host"
     kept = {item["body"]["limit"] for item in one.ask("GET", "/rules/orders-user/versions")[1]["items"]}
-    assert kept >= {limit for limit, status, _ in editor.told if status == 200}
+    assert kept >= {limit for limit, status, _ in editor.responses if status == 200}
     assert one.ask("GET", "/audit/verify")[1]["intact"]
     assert "Traceback" not in one.complained + meanwhile.complained
 
 
-def test_a_journal_that_somebody_damages_is_repaired(fleet: Fleet) -> None:
+def test_a_damaged_journal_is_repaired(fleet: Fleet) -> None:
     one = fleet.all[0]
-    (journal,) = (fleet.folder / "data").glob("*/rules.journal")
+    (journal,) = (fleet.folder / "data").glob("*/rules.jsonl")
     with journal.open("ab") as file:
         file.write(b"rubbish\n")
     until(lambda: b"rubbish" not in journal.read_bytes(), "it is written anew", SECONDS)
@@ -231,7 +233,7 @@ def test_a_journal_that_somebody_damages_is_repaired(fleet: Fleet) -> None:
     assert {one.limit_of("somebody") for _ in range(10)} == {11}
 
 
-def test_a_port_that_is_in_use_is_said_to_be(fleet: Fleet) -> None:
+def test_a_port_in_use_is_reported(fleet: Fleet) -> None:
     one = fleet.all[0]
     port = one._port(r"admin +http://\S+:(\d+)")
     found = fleet.start("data", "--admin-port", str(port))
@@ -255,13 +257,7 @@ def test_signals_reload_and_end_both_planes(fleet: Fleet) -> None:
         one.ask("GET", "/rules")
 
 
-def test_what_is_kept_is_for_nobody_else(fleet: Fleet) -> None:
-    folders = [path for path in (fleet.folder / "data").rglob("*") if path.is_dir() and (path / "rules.json").exists()]
-    assert folders
-    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
-
-
-def test_what_a_key_may_do_is_counted_on_all_nodes_together(fleet: Fleet) -> None:
+def test_limits_of_a_key_hold_for_all_nodes_together(fleet: Fleet) -> None:
     nodes = [fleet.start("data", "--admin-reads", "3/day") for _ in range(2)]
     for node in nodes:
         node.started()

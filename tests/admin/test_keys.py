@@ -1,31 +1,21 @@
-"""API keys: shown once, kept as digests, good until they end."""
+"""Keys, of both planes and of consumers: shown once, kept as digests, accepted until they end, and published."""
 
 from __future__ import annotations
 
 import pytest
 from sqlalchemy import text
 
-from headgate.admin import audit
+from headgate.admin import audit, follower
 from headgate.admin.audit import Actor
 from headgate.admin.database import Database
-from headgate.admin.keys import AdminKeys, KeyRole
+from headgate.admin.follower import PublishedKeys
+from headgate.admin.keys import AdminKeys, Consumers, KeyRole
 from headgate.admin.objects import UnknownObject
 from headgate.core.errors import UsageError
+from tests.admin.conftest import Clock
 
 ME = Actor("me")
-DAY = 86_400_000_000
-
-
-class Clock:
-    now = 1000 * DAY
-
-    def __call__(self) -> int:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+DAY, HOUR = 86_400_000_000, 3_600_000_000
 
 
 @pytest.fixture
@@ -33,32 +23,28 @@ def keys(database: Database, clock: Clock) -> AdminKeys:
     return AdminKeys(database, clock=clock)
 
 
+@pytest.fixture
+def consumers(database: Database, clock: Clock) -> Consumers:
+    return Consumers(database, clock)
+
+
 async def test_a_key_is_found_by_its_text_alone(keys: AdminKeys) -> None:
     made = await keys.create("bot", KeyRole.EDITOR, ME)
     found = await keys.find(made.text)
     assert found is not None
     assert (found.name, found.role, found.id) == ("bot", KeyRole.EDITOR, made.key.id)
-    for other in (
-        "",
-        "hg_",
-        made.text[:-1],
-        made.text + "x",
-        made.text.upper(),
-        made.key.id,
-        "\ud800",
-        "x" * 10_000,
-    ):
+    near = made.text[:-1], made.text + "x", made.text.upper(), made.key.id
+    for other in ("", "hg_", *near, "\ud800", "x" * 10_000):
         assert await keys.find(other) is None
 
 
-async def test_no_row_has_a_key_in_it(database: Database, keys: AdminKeys) -> None:
-    made = await keys.create("bot", KeyRole.ADMIN, ME)
-    secret = made.text.split("_", 2)[2]
+async def test_no_row_has_a_key_in_it(database: Database, keys: AdminKeys, consumers: Consumers) -> None:
+    made = (await keys.create("bot", KeyRole.ADMIN, ME)).text, (await consumers.create("acme", ME)).text
     async with database.reading() as connection:
-        for table in ("api_keys", "audit", "versions", "settings"):
-            rows = (await connection.execute(text(f"SELECT * FROM {table}"))).all()  # noqa: S608  names from above
-            assert secret not in repr(rows)
-        assert (await audit.verify(connection)).entries == 1
+        for table in ("api_keys", "consumer_keys", "audit", "versions", "settings"):
+            rows = repr((await connection.execute(text(f"SELECT * FROM {table}"))).all())  # noqa: S608  names from above
+            assert not [each for each in made if each.split("_", 2)[2] in rows]
+        assert (await audit.verify(connection)).entries == 2
 
 
 async def test_a_key_ends_when_it_expires_or_is_revoked(keys: AdminKeys, clock: Clock) -> None:
@@ -70,7 +56,7 @@ async def test_a_key_ends_when_it_expires_or_is_revoked(keys: AdminKeys, clock: 
     assert await keys.find(brief.text) is None
     await keys.revoke(lasting.key.id, ME)
     assert await keys.find(lasting.text) is None
-    with pytest.raises(UnknownObject, match="there is no key"):
+    with pytest.raises(UnknownObject, match=r"key '.*' does not exist"):
         await keys.revoke("nobody", ME)
     with pytest.raises(UsageError, match="must be in the future"):
         await keys.create("late", KeyRole.VIEWER, ME, expires_at=clock.now)
@@ -87,6 +73,8 @@ async def test_a_key_is_replaced_with_an_overlap(keys: AdminKeys, clock: Clock) 
     newer = await keys.rotate(new.key.id, ME)
     assert await keys.find(new.text) is None
     assert await keys.find(newer.text) is not None
+    with pytest.raises(UsageError, match="was revoked or has expired"):
+        await keys.rotate(new.key.id, ME)
 
 
 async def test_the_last_use_is_noted_now_and_then(keys: AdminKeys, clock: Clock) -> None:
@@ -95,10 +83,10 @@ async def test_the_last_use_is_noted_now_and_then(keys: AdminKeys, clock: Clock)
     await keys.find(made.text)
     clock.now += 59_000_000
     await keys.find(made.text)
-    assert (await keys.get(made.key.id)).last_used_at == first
+    assert (await keys.all())[0].last_used_at == first
     clock.now += 2_000_000
     await keys.find(made.text)
-    assert (await keys.get(made.key.id)).last_used_at == clock.now
+    assert (await keys.all())[0].last_used_at == clock.now
 
 
 async def test_the_first_key_is_made_once(database: Database, keys: AdminKeys) -> None:
@@ -136,18 +124,60 @@ async def test_the_first_key_stays_the_same_actor_when_it_is_put_into_the_enviro
     assert (given.id, given.role) == ("environment", KeyRole.ADMIN)
 
 
-@pytest.mark.parametrize(
-    ("has", "needs", "may"),
-    [
-        (KeyRole.ADMIN, KeyRole.VIEWER, True),
-        (KeyRole.ADMIN, KeyRole.EDITOR, True),
-        (KeyRole.EDITOR, KeyRole.ADMIN, False),
-        (KeyRole.VIEWER, KeyRole.EDITOR, False),
-        (KeyRole.VIEWER, KeyRole.VIEWER, True),
-        (KeyRole.CHECK, KeyRole.VIEWER, False),
-        (KeyRole.ADMIN, KeyRole.CHECK, False),
-        (KeyRole.CHECK, KeyRole.CHECK, True),
-    ],
-)
-def test_roles_include_those_below_them(has: KeyRole, needs: KeyRole, may: bool) -> None:  # noqa: FBT001  a table
-    assert has.includes(needs) is may
+def test_roles_include_those_below_them() -> None:
+    check, viewer, editor, admin = KeyRole
+    expected = {
+        check: {check},
+        viewer: {viewer},
+        editor: {viewer, editor},
+        admin: {viewer, editor, admin},
+    }
+    assert {has: {needs for needs in KeyRole if has.includes(needs)} for has in KeyRole} == expected
+
+
+@pytest.mark.parametrize("most", [1, 1000], ids=["all are read again", "one by one"])
+async def test_only_changed_consumers_are_read_and_published_again(
+    most: int, monkeypatch: pytest.MonkeyPatch, database: Database, consumers: Consumers, clock: Clock
+) -> None:
+    monkeypatch.setattr(follower, "_MOST_NAMES", most)
+    published = PublishedKeys(database)
+
+    async def names() -> list[str] | None:
+        found = await published.changed()
+        return None if found is None else sorted(key.consumer for key in found)
+
+    assert await names() == []
+    await consumers.create("acme", ME)
+    await consumers.create("bee", ME)
+    assert await names() == ["acme", "bee"]
+    assert await names() is None
+    await AdminKeys(database).create("bot", KeyRole.VIEWER, ME)
+    assert await names() is None
+    clock.now += 1
+    await consumers.rotate("acme", ME, overlap_us=HOUR)
+    assert await names() == ["acme", "acme", "bee"]
+    await consumers.rotate("acme", ME)
+    await consumers.delete("bee", ME)
+    assert await names() == ["acme"]
+    await consumers.revoke("acme", ME)
+    assert await names() == []
+    published.forget()
+    assert await names() == []
+
+
+async def test_a_consumer_has_one_key_which_ends_when_it_should(consumers: Consumers, clock: Clock) -> None:
+    made = await consumers.create("acme", ME, tenant="big", expires_at=clock.now + 2 * HOUR)
+    with pytest.raises(UsageError, match="already has a key: rotate it"):
+        await consumers.create("acme", ME)
+    clock.now += 1
+    newer = await consumers.rotate("acme", ME, overlap_us=24 * HOUR)
+    old, new = (await consumers.get("acme")).keys
+    assert (old.id, old.expires_at, new) == (made.key.id, made.key.expires_at, newer.key)
+    assert (new.tenant, new.expires_at) == ("big", made.key.expires_at)
+    clock.now += 3 * HOUR
+    with pytest.raises(UsageError, match="have ended: create a new one"):
+        await consumers.rotate("acme", ME)
+    await consumers.create("acme", ME)
+    for action in (consumers.get, lambda name: consumers.revoke(name, ME), lambda name: consumers.delete(name, ME)):
+        with pytest.raises(UnknownObject, match="consumer 'nobody' does not exist"):
+            await action("nobody")

@@ -1,20 +1,21 @@
-"""Live figures: any node shows what all of them decide, what is wrong with them, and what to do about it."""
+"""Live figures: any node shows the rates of all, their problems, and what to do about them."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 from sqlalchemy import select, text
 
 from headgate.admin import live
+from headgate.admin import overview as overviews
 from headgate.admin.database import Database
 from headgate.admin.follower import this_node
-from headgate.admin.live import LiveFigures, NodeFigures
-from headgate.admin.overview import overview
+from headgate.admin.live import LiveFigures
+from headgate.admin.overview import NodeFigures, overview
 from headgate.admin.tables import WATCHED, figures
 from headgate.observe.rates import LOOK_US, Figures, Rates
 from headgate.observe.recorder import Recorder
@@ -33,7 +34,7 @@ RULES = {
 
 
 def seen(service: FleetService, found: Callable[[dict[str, Any]], object], what: str) -> dict[str, Any]:
-    """Ask for checks and figures until the figures show something."""
+    """Request figures until they show something."""
     last: list[dict[str, Any]] = []
 
     def is_found() -> object:
@@ -56,19 +57,19 @@ def kinds(answer: dict[str, Any]) -> set[str]:
     return {each["kind"] for each in answer["attention"]}
 
 
-class Told:
-    """Services in this process: what they write, and what they show."""
+class Nodes:
+    """Services in this process, with the figures that they write and show."""
 
     def __init__(self, database: Database | None, count: int) -> None:
         self.now = 1_800_000_000_000_000
         self.database, self.recorders = database, [Recorder() for _ in range(count)]
         self.all = [
-            LiveFigures(database, recorder.slices, recorder.hot_keys, clock=lambda: self.now)
+            LiveFigures(database, recorder.worker_counts, recorder.hot_keys, clock=lambda: self.now)
             for recorder in self.recorders
         ]
 
     async def looks(self) -> None:
-        """Let all look, and write if they should."""
+        """Let all services read their counters, and write figures if due."""
         self.now += LOOK_US
         for each in self.all:
             await each.look()
@@ -81,62 +82,60 @@ class Told:
             return len((await connection.execute(select(figures).where(figures.c.id != WATCHED))).all())
 
 
-async def test_services_write_only_while_somebody_looks(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_services_write_only_during_views(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "CACHED", 0.0)
     monkeypatch.setattr(live, "SLOW", SECONDS)
     database = await Database.open(url)
-    told = Told(database, 2)
-    await told.looks()
-    assert await told.rows() == 0
-    await told.all[0].fleet()
-    await told.looks()
-    assert await told.rows() == 2
-    for recorder in told.recorders:
-        recorder.looked(1000)  # takes nothing, and is no request
+    nodes = Nodes(database, 2)
+    await nodes.looks()
+    assert await nodes.rows() == 0
+    await nodes.all[0].fleet()
+    await nodes.looks()
+    assert await nodes.rows() == 2
+    for recorder in nodes.recorders:
+        recorder.record_peek(1000)  # takes nothing, and is no request
         recorder._time("orders", 1000)
-    await told.looks()
-    for each in told.all:
+    await nodes.looks()
+    for each in nodes.all:
         shown = overview(await each.fleet())
         assert (shown["scope"], shown["nodes"]["reporting"]) == ("fleet", 1)  # that reports itself: none follows
         assert shown["rates"]["allowed"] == pytest.approx(1 / 5)
-    told.now += live.WATCHED_US + 1
-    for each in told.all:
+    nodes.now += live.WATCHED_US + 1
+    for each in nodes.all:
         await each.look()
         await each.write(database)
     async with database.reading() as connection:
         newest = (await connection.execute(select(figures.c.at).where(figures.c.id != WATCHED))).scalars()
-        assert max(newest) < told.now - live.WATCHED_US, "nobody looks any more"
-    for each in told.all:
+        assert max(newest) < nodes.now - live.WATCHED_US, "there are no more views"
+    for each in nodes.all:
         await each.finish()
     await database.close()
 
 
-async def test_without_a_database_a_node_shows_itself_and_says_why() -> None:
-    told = Told(None, 1)
-    await told.looks()
-    told.recorders[0]._time("orders", 1000)
-    await told.looks()
-    shown = overview(await told.all[0].fleet())
+async def test_without_a_database_a_node_shows_itself_and_the_reason() -> None:
+    nodes = Nodes(None, 1)
+    await nodes.looks()
+    nodes.recorders[0]._time("orders", 1000)
+    await nodes.looks()
+    shown = overview(await nodes.all[0].fleet())
     assert (shown["scope"], shown["rates"]["allowed"]) == ("node", 0.4)
     assert "rules come from a file" in shown["reason"]
     assert shown["attention"] == []
 
 
-async def test_a_database_that_hangs_keeps_nobody_waiting(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_database_that_hangs_delays_no_view(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "SLOW", 0.2)
     monkeypatch.setattr(live, "CACHED", 0.0)
     database = await Database.open(postgres.database())
-    told = Told(database, 1)
+    nodes = Nodes(database, 1)
     async with database.writing() as connection:
         await connection.execute(text("LOCK TABLE figures"))
-        shown = overview(await told.all[0].fleet())
-        assert (shown["scope"], shown["reason"]) == ("node", "the database does not answer in time")
+        shown = overview(await nodes.all[0].fleet())
+        assert (shown["scope"], shown["reason"]) == ("node", "the database does not respond in time")
         assert kinds(shown) == {"database"}
     monkeypatch.setattr(live, "SLOW", SECONDS)
-    assert overview(await told.all[0].fleet())["scope"] == "fleet"
-    await told.all[0].finish()
+    assert overview(await nodes.all[0].fleet())["scope"] == "fleet"
+    await nodes.all[0].finish()
     await database.close()
 
 
@@ -150,7 +149,7 @@ def test_nodes_that_count_in_memory_or_differ_need_attention() -> None:
             Figures(now, Rates(shed=3), store="redis://r", version="1.1", enforcing=False, broken=("identity",)),
         ),
     ]
-    shown = overview(live.Fleet(now, me.id, nodes, 7, now - 60_000_000))
+    shown = overview(overviews.Fleet(now, me.id, nodes, 7, now - 60_000_000))
     assert [each["kind"] for each in shown["attention"]] == [
         "overload",
         "node_behind",
@@ -182,15 +181,11 @@ def fleet(postgres: PostgresServer, redis: RedisServer, tmp_path_factory: pytest
 
 @contextmanager
 def busy(*services: FleetService) -> Iterator[None]:
-    """Let a client ask each service again and again."""
-    clients = [Clients(service.http_port, ["ann"]) for service in services]
-    for some in clients:
-        some.__enter__()
-    try:
+    """Send requests to each service continuously."""
+    with ExitStack() as stack:
+        for service in services:
+            stack.enter_context(Clients(service.http_port, ["ann"]))
         yield
-    finally:
-        for some in clients:
-            some.__exit__(None, None, None)
 
 
 def test_any_node_shows_what_all_decide(fleet: Fleet) -> None:

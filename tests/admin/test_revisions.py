@@ -1,4 +1,4 @@
-"""Revisions are listed, explained and undone as a whole, or what stands in the way is named."""
+"""Revisions are listed, shown and undone as a whole, or their conflicts are named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headgate.config.problems import InvalidRules
 from headgate.config.times import moment_text
 from headgate.core.calendar import DAY_US
 from headgate.policy.changing import BodyChange
-from tests.admin.planes import Admin, opened
+from tests.admin.planes import Admin, on_sqlite, opened
 from tests.admin.test_catalog import DOCUMENT, ME, without_times
 from tests.policy.test_changing import DOCUMENT as RULES
 from tests.policy.test_changing import STEPS
@@ -78,7 +78,7 @@ class TestUndo:
 
         holds()
 
-    async def test_later_changes_that_stand_in_the_way_are_named_and_can_be_overridden(self, catalog: Catalog) -> None:
+    async def test_later_changes_are_named_as_conflicts_and_can_be_overridden(self, catalog: Catalog) -> None:
         await catalog.apply(DOCUMENT, ME)
         before = await in_force(catalog)
         c, d = ({"id": name, "limit": 1, "window": "1s"} for name in "cd")
@@ -103,7 +103,7 @@ class TestUndo:
             await catalog.undo(number, ME)
         assert await in_force(catalog) == before
 
-    async def test_what_an_undo_needs_and_others_deleted_stands_in_the_way(self, catalog: Catalog) -> None:
+    async def test_deleted_objects_that_an_undo_needs_are_conflicts(self, catalog: Catalog) -> None:
         await catalog.apply({**DOCUMENT, "users": {"u1": {"tier": "gold", "overrides": {"a": {"limit": 7}}}}}, ME)
         await catalog.change([Operation(USER, "u1", None), Operation(SETTING, "default_tier", None)], ME)
         await catalog.change([Operation(RULE, "b", None)], ME)
@@ -113,9 +113,7 @@ class TestUndo:
             await catalog.undo(2, ME)
         assert raised.value.conflicts == [Conflict(TIER, "gold", 5), Conflict(RULE, "a", 4)]
 
-    async def test_what_others_change_in_the_same_way_or_take_back_stands_in_nobody_s_way(
-        self, catalog: Catalog
-    ) -> None:
+    async def test_equal_and_reverted_changes_are_no_conflicts(self, catalog: Catalog) -> None:
         await catalog.apply(DOCUMENT, ME)
         for limit in (6, 7, 6):
             await catalog.change([Operation(RULE, "a", {"id": "a", "limit": limit, "window": "1m"})], ME)
@@ -123,7 +121,7 @@ class TestUndo:
         assert (await in_force(catalog))["rules"] == DOCUMENT["rules"]
         assert await catalog.undo(2, ME) == (5, ())
 
-    async def test_overrides_that_have_ended_neither_come_back_nor_stand_in_the_way(self, url: str) -> None:
+    async def test_ended_overrides_are_neither_restored_nor_conflicts(self, url: str) -> None:
         database = await Database.open(url)
         now = [1_900_000_000_000_000]
         catalog = Catalog(database, lambda: now[0])
@@ -148,7 +146,7 @@ class TestUndo:
         await catalog.undo(2, ME)
         assert (await in_force(catalog))["tiers"] == {"gold": {"overrides": {"limit": 2}}}
 
-    async def test_what_the_retention_removed_is_not_undone(self, catalog: Catalog) -> None:
+    async def test_revisions_removed_by_the_retention_cannot_be_undone(self, catalog: Catalog) -> None:
         await catalog.apply(DOCUMENT, ME)
         await catalog.change([Operation(TIER, "gold", {})], ME)
         async with catalog.database.exclusively() as connection:
@@ -215,6 +213,7 @@ class TestApi:
         forced = await admin.ask("POST", "/api/v1/revisions/3/undo?force=true")
         assert (forced.status_code, forced.json()["total"]) == (200, 1)
 
+    @on_sqlite
     async def test_members_are_changed_by_merge_patches(self, admin: Admin) -> None:
         async def patch(path: str, body: Any, kind: str = "application/merge-patch+json", **headers: str) -> Any:
             sent = {"content-type": kind, "authorization": f"Bearer {admin.keys['editor']}"}
@@ -259,17 +258,19 @@ class TestApi:
         assert (user.json(), user.headers["etag"]) == ({"id": "42"}, '"0"')
         assert (await admin.ask("GET", "/api/v1/users")).json()["total"] == 0
 
-    async def test_a_change_that_is_made_is_no_error_when_the_database_then_goes_away(
+    @on_sqlite
+    async def test_a_committed_change_is_no_error_if_the_database_fails_afterwards(
         self, monkeypatch: pytest.MonkeyPatch, admin: Admin
     ) -> None:
         async def gone(*_: object) -> None:
             raise DatabaseUnavailable("it does not answer")
 
-        monkeypatch.setattr("headgate.admin.reports.nodes_of", gone)
+        monkeypatch.setattr("headgate.admin.service.nodes_of", gone)
         done = await admin.ask("PUT", "/api/v1/users/42/tier?wait=5s", {"tier": "gold"})
         assert (done.status_code, done.json()) == (200, {"id": "42", "tier": "gold"})
         assert done.headers["x-nodes-behind"].startswith("unknown: ")
 
+    @on_sqlite
     async def test_a_change_waits_for_nodes_and_names_those_that_do_not_run_it(self, admin: Admin) -> None:
         status = NodeStatus("n1", "node-1", 7, epoch_us(), epoch_us(), 1, "")
         await _register(admin.catalog.database, status)
@@ -286,7 +287,7 @@ class TestApi:
             refused = await admin.ask("DELETE", f"/api/v1/rules/all-ip?wait={wrong}")
             assert (refused.status_code, refused.json()["errors"]) == (
                 400,
-                [{"pointer": "wait", "detail": "is not a length of time up to 1 minute, such as 5s"}],
+                [{"pointer": "wait", "detail": "is not a duration up to 1 minute, such as 5s"}],
             )
         assert (await admin.ask("GET", "/api/v1/rules/all-ip?wait=1s")).status_code == 400
         assert "x-revision" not in (await admin.ask("DELETE", "/api/v1/rules/nothing?wait=1s")).headers

@@ -1,4 +1,4 @@
-"""What somebody gets who does not play by the rules of the admin API."""
+"""Attacks on the admin API, and misuse of it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ import httpx
 import pytest
 
 from headgate.admin import security
-from headgate.admin.api import application
-from headgate.admin.keys import AdminKeys
-from headgate.admin.rule_catalogs import FileRules
 from headgate.admin.security import Gatekeeper
-from headgate.admin.service import AdminService
 from headgate.engine import AsyncEngine
 from headgate.policy.loading import from_data
-from tests.admin.planes import DOCUMENT, Admin, on_sqlite
+from tests.admin.planes import DOCUMENT, Admin, in_file, on_sqlite
 
 RULES = "/api/v1/rules"
 
@@ -27,21 +23,22 @@ def key_of(admin: Admin, role: str = "admin") -> dict[str, str]:
 
 
 class TestTexts:
-    @pytest.mark.parametrize("odd", ["%00", "%0A", "%E2%80%AE", "%FF", "%ED%A0%80", "%EE%80%80", "%7F", "%C2%85"])
-    async def test_what_cannot_be_seen_is_in_no_path_and_no_query(self, odd: str, admin: Admin) -> None:
-        for method, path, body in (
-            ("GET", f"/api/v1/users/a{odd}/limits", None),
-            ("PUT", f"/api/v1/users/a{odd}/tier", {"tier": "gold"}),
-            ("PUT", f"/api/v1/tiers/a{odd}", {}),
-            ("GET", f"/api/v1/audit?actor=a{odd}", None),
-            ("GET", f"/api/v1/audit/verify?contains=a{odd}", None),
-            ("DELETE", f"/api/v1/keys/a{odd}", None),
-        ):
-            answer = await admin.ask(method, path, body)
-            assert answer.status_code == 400, (path, answer.text)
-            assert answer.headers["content-type"] == "application/problem+json"
+    @on_sqlite
+    async def test_invisible_characters_are_refused_in_paths_and_queries(self, admin: Admin) -> None:
+        for odd in ("%00", "%0A", "%E2%80%AE", "%FF", "%ED%A0%80", "%EE%80%80", "%7F", "%C2%85"):
+            for method, path, body in (
+                ("GET", f"/api/v1/users/a{odd}/limits", None),
+                ("PUT", f"/api/v1/users/a{odd}/tier", {"tier": "gold"}),
+                ("PUT", f"/api/v1/tiers/a{odd}", {}),
+                ("GET", f"/api/v1/audit?actor=a{odd}", None),
+                ("GET", f"/api/v1/audit/verify?contains=a{odd}", None),
+                ("DELETE", f"/api/v1/keys/a{odd}", None),
+            ):
+                answer = await admin.ask(method, path, body)
+                assert answer.status_code == 400, (path, answer.text)
+                assert answer.headers["content-type"] == "application/problem+json"
 
-    async def test_what_cannot_be_kept_is_in_no_body(self, admin: Admin) -> None:
+    async def test_invisible_characters_are_refused_in_bodies(self, admin: Admin) -> None:
         key = key_of(admin) | {"content-type": "application/json"}
         for odd in (b"\\u0000", b"\\ud800", b"\\u202e"):
             for method, path, body in (
@@ -109,15 +106,29 @@ class TestRequests:
             headers = [*key, (name, '"1"'), (name, '"2"')]
             assert (await admin.client.get(RULES, headers=headers)).status_code == 400, name
 
-    @pytest.mark.parametrize("body", [b'{"limit": NaN}', b'{"limit": 1e999}', b"[" * 200_000, b"{" * 9999, b"1" * 9999])
     @on_sqlite
-    async def test_odd_json_is_refused(self, body: bytes, admin: Admin) -> None:
+    async def test_odd_json_is_refused(self, admin: Admin) -> None:
         key = {**key_of(admin), "content-type": "application/json"}
-        for path in ("/api/v1/rules/new", "/api/v1/users/42/tier", "/api/v1/tiers/gold"):
-            assert (await admin.client.put(path, content=body, headers=key)).status_code == 400
-        assert (await admin.client.post("/api/v1/apply", content=body, headers=key)).status_code == 400
+        odd = (
+            b"",
+            b"{",
+            b"nul",
+            b"\xff\xfe",
+            b'{"limit": NaN}',
+            b'{"limit": 1e999}',
+            b"[" * 200_000,
+            b"{" * 9999,
+            b"1" * 9999,
+        )
+        for body in odd:
+            for path in ("/api/v1/rules/new", "/api/v1/users/42/tier", "/api/v1/tiers/gold"):
+                answer = await admin.client.put(path, content=body, headers=key)
+                assert answer.status_code == 400, (path, body[:20])
+                assert answer.headers["content-type"] == "application/problem+json"
+            assert (await admin.client.post("/api/v1/apply", content=body, headers=key)).status_code == 400
         assert await admin.catalog.revision() == 1
 
+    @on_sqlite
     async def test_conditions(self, admin: Admin) -> None:
         """If-Match and If-None-Match mean what RFC 9110 says."""
         rule, path = {"limit": 1, "window": "1s"}, "/api/v1/rules/new"
@@ -152,25 +163,15 @@ class TestRequests:
         assert wrong.json()["detail"] == detail
         nowhere = await admin.ask("GET", "/api/v1/rule")
         assert nowhere.status_code == 404
-        assert nowhere.json()["detail"] == "there is nothing at '/api/v1/rule'; /docs lists all paths"
+        assert nowhere.json()["detail"] == "no such path: '/api/v1/rule'; /docs lists all paths"
         hidden = await admin.ask("GET", RULES, role="viewer", x_http_method_override="DELETE", x_method="PUT")
         assert hidden.status_code == 200
         assert (await admin.ask("POST", "/api/v1/rules/all-ip?_method=DELETE", {})).status_code == 405
 
-    @pytest.mark.parametrize(
-        "path",
-        [
-            *("//api/v1/rules", "/api/v1//rules", "/api/v1/rules/", "/docs/../api/v1/rules", "/docs%2F..%2Fapi"),
-            *("/api%2Fv1%2Frules", "/healthz/../api/v1/keys", "/healthz;/api/v1/keys", "/litestar", "/schema"),
-            *("/API/v1/keys", "/./docs/x"),
-        ],
-    )
     @on_sqlite
-    async def test_no_way_of_writing_a_path_leads_past_the_key(self, path: str, admin: Admin) -> None:
+    async def test_no_way_of_writing_a_path_leads_past_the_key(self, admin: Admin) -> None:
         app = admin.client._transport.app  # type: ignore[attr-defined]
         statuses: list[int] = []
-        scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "headers": []}
-        scope |= {"query_string": b"", "client": ("127.0.0.1", 1), "http_version": "1.1", "scheme": "http"}
 
         async def send(message: Any) -> None:
             statuses.append(message.get("status", 0))
@@ -178,8 +179,22 @@ class TestRequests:
         async def receive() -> Any:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        await app(scope, receive, send)
-        assert statuses[0] == 401
+        for path in (
+            *("//api/v1/rules", "/api/v1//rules", "/api/v1/rules/", "/docs/../api/v1/rules", "/docs%2F..%2Fapi"),
+            *("/api%2Fv1%2Frules", "/healthz/../api/v1/keys", "/healthz;/api/v1/keys", "/litestar", "/schema"),
+            *("/API/v1/keys", "/./docs/x"),
+        ):
+            scope: dict[str, Any] = {
+                "type": "http",
+                "method": "GET",
+                "path": path,
+                "raw_path": path.encode(),
+                "headers": [],
+            }
+            scope |= {"query_string": b"", "client": ("127.0.0.1", 1), "http_version": "1.1", "scheme": "http"}
+            statuses.clear()
+            await app(scope, receive, send)
+            assert statuses[0] == 401, path
 
     @on_sqlite
     async def test_a_body_that_does_not_come_is_given_up(self, monkeypatch: pytest.MonkeyPatch, admin: Admin) -> None:
@@ -201,16 +216,19 @@ class TestGuessing:
         monkeypatch.setattr(security, "FAILURES", "10/day")
 
     @on_sqlite
-    async def test_whoever_shares_an_address_with_one_who_guesses_goes_on(
+    async def test_known_keys_are_accepted_from_an_address_that_guesses(
         self, admin: Admin, caplog: pytest.LogCaptureFixture
     ) -> None:
         """A key that was good from there before is; forwarded addresses are not believed; nothing logs a key."""
         caplog.set_level(logging.DEBUG)
         assert (await admin.ask("GET", RULES, role="viewer")).status_code == 200
+        statuses = []
         for number in range(20):
             admin.keys["guess"] = f"hg_{number:012x}_{'s3cret' * 8}"
-            said = await admin.ask("GET", RULES, role="guess", x_forwarded_for=f"203.0.113.{number}")
-        assert said.status_code == 429
+            answer = await admin.ask("GET", RULES, role="guess", x_forwarded_for=f"203.0.113.{number}")
+            statuses.append(answer.status_code)
+        assert statuses == [401] * 10 + [429] * 10
+        assert int(answer.headers["retry-after"]) >= 1
         assert (await admin.ask("GET", RULES, role="editor")).status_code == 429
         assert (await admin.ask("GET", RULES, role="viewer")).status_code == 200
         assert "s3cret" not in caplog.text
@@ -219,8 +237,7 @@ class TestGuessing:
         """And the addresses of a /64 are one."""
         monkeypatch.setattr(security, "REMEMBERED", 3)
         engine = AsyncEngine(from_data(DOCUMENT))
-        rules = FileRules("rules.yaml", lambda: engine.policy.ruleset, lambda: 1)
-        app = application(AdminService(rules, engine, AdminKeys(None, "the-operator-s-own-key")))
+        app = in_file(engine, "the-operator-s-own-key")
         assert isinstance(app, Gatekeeper)
 
         async def asked(address: str, key: str) -> int:
@@ -234,8 +251,3 @@ class TestGuessing:
         statuses = [await asked(f"2001:db8::{number:x}", "x" * 20) for number in range(12)]
         assert statuses == [401] * 10 + [429] * 2
         await engine.close()
-
-    async def test_a_key_that_has_ended_is_not_rotated(self, admin: Admin) -> None:
-        made = (await admin.ask("POST", "/api/v1/keys", {"name": "bot", "role": "viewer"})).json()
-        assert (await admin.ask("DELETE", f"/api/v1/keys/{made['id']}")).status_code == 204
-        assert (await admin.ask("POST", f"/api/v1/keys/{made['id']}/rotate", {})).status_code == 400

@@ -1,17 +1,15 @@
-"""Whoever says which version a change replaces is told, with 412, if another was quicker; whatever is changed."""
+"""A change that names the version it replaces is refused with 412 if another change was quicker."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-import pytest
-
 from headgate.admin.audit import Actor
 from headgate.admin.catalog import Catalog
 from headgate.admin.database import Database
 from headgate.admin.objects import ObjectKind, Operation, document_of, revision_number
-from tests.admin.planes import DOCUMENT, Admin
+from tests.admin.planes import DOCUMENT, Admin, on_sqlite
 
 USER = "/api/v1/users/42"
 TIER: tuple[str, str, Any] = ("PUT", f"{USER}/tier", {"tier": "gold"})
@@ -19,6 +17,7 @@ OVERRIDE: tuple[str, str, Any] = ("POST", f"{USER}/override", {"rule_id": "order
 
 
 class TestUsers:
+    @on_sqlite
     async def test_every_answer_about_a_user_has_its_version(self, admin: Admin) -> None:
         async def version(method: str, path: str, body: Any = None) -> str:
             answer = await admin.ask(method, path, body)
@@ -34,28 +33,27 @@ class TestUsers:
         assert await version("GET", f"{USER}/limits") == '"0"'
         assert await version(*TIER) == '"5"'  # a version that was is not used again
 
-    @pytest.mark.parametrize(
-        "change",
-        [
+    @on_sqlite
+    async def test_a_lost_race_changes_nothing(self, admin: Admin) -> None:
+        read = (await admin.ask("GET", f"{USER}/limits")).headers["etag"]
+        assert (await admin.ask(*OVERRIDE)).status_code == 200
+        before = await admin.catalog.document()
+        changes: list[tuple[str, str, Any]] = [
             ("PUT", f"{USER}/tier", {"tier": ""}),
             ("POST", f"{USER}/override", {"rule_id": "orders-user", "limit": 7}),
             ("DELETE", f"{USER}/override", None),
             ("DELETE", f"{USER}/override?rule_id=all-ip", None),
             ("DELETE", USER, None),
-        ],
-        ids=lambda change: f"{change[0]} {change[1][len(USER) :]}",
-    )
-    async def test_a_lost_race_changes_nothing(self, change: tuple[str, str, Any], admin: Admin) -> None:
-        read = (await admin.ask("GET", f"{USER}/limits")).headers["etag"]
-        assert (await admin.ask(*OVERRIDE)).status_code == 200
-        before = await admin.catalog.document()
-        for stale in (read, '"7"'):
-            lost = await admin.ask(*change, if_match=stale)
-            assert (lost.status_code, lost.json()["status"]) == (412, 412), lost.text
-        assert (await admin.ask(*change, if_none_match="*")).status_code == 412
+        ]
+        for change in changes:
+            for stale in (read, '"7"'):
+                lost = await admin.ask(*change, if_match=stale)
+                assert (lost.status_code, lost.json()["status"]) == (412, 412), (change, lost.text)
+            assert (await admin.ask(*change, if_none_match="*")).status_code == 412, change
         assert await admin.catalog.document() == before
 
-    async def test_who_is_not_too_late_wins(self, admin: Admin) -> None:
+    @on_sqlite
+    async def test_the_first_change_of_a_version_wins(self, admin: Admin) -> None:
         assert (await admin.ask(*TIER, if_match="*")).status_code == 412  # nothing is special yet
         assert (await admin.ask("PUT", f"{USER}/tier", {"tier": ""}, if_match='"3"')).status_code == 412
         assert (await admin.ask(*TIER, if_match='"0"')).status_code == 200
@@ -80,7 +78,8 @@ class TestRollBack:
         again = await admin.ask("POST", f"{path}/rollback", {"version": 1}, if_match='"4"')
         assert (again.json(), again.headers["etag"]) == ({"revision": 4, "changed": False}, '"4"')
 
-    async def test_what_was_deleted_comes_back_only_if_nobody_made_another(self, admin: Admin) -> None:
+    @on_sqlite
+    async def test_a_deleted_rule_is_restored_only_if_there_is_no_other(self, admin: Admin) -> None:
         path = "/api/v1/rules/all-ip"
         assert (await admin.ask("DELETE", path)).status_code == 204
         back = await admin.ask("POST", f"{path}/rollback", {"version": 1}, if_none_match="*")
@@ -89,6 +88,7 @@ class TestRollBack:
 
 
 class TestWholeFile:
+    @on_sqlite
     async def test_a_file_replaces_the_revision_that_its_writer_saw(self, admin: Admin) -> None:
         exported = await admin.ask("GET", "/api/v1/export")
         assert exported.headers["etag"] == '"1"'
@@ -97,14 +97,14 @@ class TestWholeFile:
         for query in ("", "?dry_run=true"):
             lost = await admin.ask("POST", f"/api/v1/apply{query}", file, if_match=exported.headers["etag"])
             assert lost.status_code == 412
-            assert "is of version 2 by now, not 1" in lost.json()["detail"]
+            assert "is now at version 2, not 1" in lost.json()["detail"]
         assert (await admin.ask("GET", "/api/v1/rules")).json()["total"] == 3
         done = await admin.ask("POST", "/api/v1/apply", file, if_match='"2"')
         assert (done.status_code, done.json()["revision"]) == (200, 3)
 
 
 async def test_a_star_does_not_lose_against_changes_meanwhile(admin: Admin) -> None:
-    """It asks for something that exists, whichever version that is when its turn comes."""
+    """It requires only that the object exists, in any version."""
     rule = {"window": "1m", "endpoint": "/orders"}
     done = await asyncio.gather(
         *[
@@ -116,7 +116,7 @@ async def test_a_star_does_not_lose_against_changes_meanwhile(admin: Admin) -> N
     assert len({answer.headers["etag"] for answer in done if answer.status_code == 200}) > 1
 
 
-async def test_what_is_read_together_is_of_one_revision(url: str) -> None:
+async def test_one_transaction_reads_one_revision(url: str) -> None:
     """Whatever is changed meanwhile: who follows must never find one half of a change."""
     database = await Database.open(url)
     catalog = Catalog(database)

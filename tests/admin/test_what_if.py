@@ -1,4 +1,4 @@
-"""What another limit would have refused is what principals asked for beyond it, as far as that is known."""
+"""Estimates of what another limit would have refused, and their bounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headgate.admin.database import Database
 from headgate.admin.objects import ObjectKind
 from headgate.admin.tables import use_histograms, use_principals, use_windows
 from headgate.admin.usage import UsageWriter
-from headgate.admin.what_if import HOUR_US, LATE_US, Estimate, UseBucket, estimated, width_of
+from headgate.admin.what_if import EXACT_BELOW, HOUR_US, LATE_US, Estimate, UseBucket, estimate_refusals, width_of
 from headgate.config.problems import InvalidRules
 from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
@@ -32,7 +32,7 @@ from headgate.observe.recorder import Recorder
 from headgate.policy.loading import from_data, rule_from_data
 from headgate.policy.request import Request
 from headgate.server.decisions import Decisions
-from tests.admin.planes import DOCUMENT, Admin, opened, plane
+from tests.admin.planes import DOCUMENT, Admin, on_sqlite, opened
 
 NOON = 1_800_000_000_000_000 // DAY_US * DAY_US + 12 * HOUR_US
 
@@ -55,9 +55,12 @@ def buckets_of(use: Iterable[int]) -> list[UseBucket]:
     return [UseBucket(0, low, principals[low], units[low]) for low in principals]
 
 
-@given(use=st.lists(st.integers(1, 10**9)), limit=st.integers(1, 10**9))
-def test_the_estimate_is_within_its_bounds_and_a_bucket_is_narrow(use: list[int], limit: int) -> None:
-    found = estimated(buckets_of(use), limit, MINUTE_US)
+@given(
+    use=st.lists(st.integers(1, 200) | st.integers(1, 10**9)),
+    limit=st.integers(1, EXACT_BELOW - 1) | st.integers(1, 10**9),
+)
+def test_the_estimate_is_within_its_bounds_and_a_bucket_is_narrow_or_exact(use: list[int], limit: int) -> None:
+    found = estimate_refusals(buckets_of(use), limit, MINUTE_US)
     truth, near = exact(use, limit), [units for units in use if low_of(units) == low_of(limit)]
     assert found.refused_at_least <= truth <= found.refused_at_most
     assert found.refused_at_least <= found.refused <= found.refused_at_most
@@ -65,13 +68,9 @@ def test_the_estimate_is_within_its_bounds_and_a_bucket_is_narrow(use: list[int]
     assert (found.units, found.principals, found.standard_error, found.sampled) == (sum(use), len(use), 0, 1.0)
     surely = sum(units > limit for units in use if units not in near)
     assert surely <= found.touched <= surely + len(near)
-
-
-@given(use=st.lists(st.integers(1, 200)), limit=st.integers(1, 63))
-def test_limits_below_64_are_exact(use: list[int], limit: int) -> None:
-    found = estimated(buckets_of(use), limit, MINUTE_US)
-    assert found.refused == found.refused_at_least == found.refused_at_most == exact(use, limit)
-    assert found.touched == sum(units > limit for units in use)
+    if limit < EXACT_BELOW:
+        assert found.refused == found.refused_at_least == found.refused_at_most == truth
+        assert found.touched == sum(units > limit for units in use)
 
 
 @given(st.integers(1, 2**50))
@@ -84,7 +83,7 @@ def test_buckets_follow_each_other_without_a_gap(units: int) -> None:
 
 
 class Traffic:
-    """Principals who ask several workers of several services."""
+    """Principals with requests to several workers of several services."""
 
     def __init__(self, workers: int, *, most: int = 1000, window_us: int = MINUTE_US, limit: int = 5) -> None:
         self.quota = Quota(limit, window_us)
@@ -120,7 +119,7 @@ async def added(database: Database, uses: list[WindowUse], now: int = NOON) -> N
 async def found(database: Database, limit: int, *, window_us: int = MINUTE_US, in_force: int = 5) -> Estimate:
     async with database.reading() as connection:
         use = await what_if.use_of(connection, "orders", window_us, NOON, NOON + DAY_US)
-    return estimated(use.get(in_force, ()), limit, window_us)
+    return estimate_refusals(use.get(in_force, ()), limit, window_us)
 
 
 async def folded(database: Database, now: int) -> tuple[int, int, int]:
@@ -137,7 +136,7 @@ async def folded(database: Database, now: int) -> tuple[int, int, int]:
 
 
 class TestKeeping:
-    async def test_what_few_principals_ask_several_services_for_is_known_exactly(self, url: str) -> None:
+    async def test_the_use_of_few_principals_is_known_exactly(self, url: str) -> None:
         chance, traffic = random.Random(1), Traffic(4)
         for seed in range(3):
             traffic.window({f"user-{each}": chance.choice((1, 3, 40, 300)) for each in range(60)}, seed)
@@ -153,7 +152,7 @@ class TestKeeping:
             assert await folded(database, late) == (0, 0, 4)
             assert [await found(database, limit) for limit in (1, 5, 299, 1000)] == before
 
-    async def test_of_many_principals_a_sample_tells_about_as_much(self, url: str) -> None:
+    async def test_a_sample_of_many_principals_is_close_to_all(self, url: str) -> None:
         chance, traffic = random.Random(2), Traffic(3, most=200)
         for seed in range(4):
             traffic.window({f"user-{each}": 1 + int(chance.expovariate(0.1)) for each in range(3000)}, seed)
@@ -167,7 +166,7 @@ class TestKeeping:
             await folded(database, NOON + HOUR_US)
             assert await found(database, 15) == estimate
 
-    async def test_a_service_that_looked_at_fewer_decides_who_is_in_the_sample(self, url: str) -> None:
+    async def test_the_smallest_sample_of_all_services_counts(self, url: str) -> None:
         """What the others counted of those that it passed over would be too little."""
         low, high = 5 << 31, 3 << 61
         uses = [
@@ -179,7 +178,7 @@ class TestKeeping:
             await added(database, uses)
             assert await found(database, 5) == Estimate(68, 4, 48, 48, 48, 4, 42, 0.25)
 
-    async def test_what_comes_when_its_window_is_long_over_is_not_added(self, url: str) -> None:
+    async def test_use_of_windows_that_ended_long_ago_is_not_added(self, url: str) -> None:
         use = WindowUse("orders", MINUTE_US, 5, NOON, 0, {1: 1})
         async with opened(url) as database:
             await added(database, [use], NOON + MINUTE_US + LATE_US)
@@ -210,38 +209,38 @@ class TestKeeping:
             assert estimate.sampled == pytest.approx(1 / 6)
 
 
-async def test_what_a_service_decides_gets_into_the_database(tmp_path: Path) -> None:
+async def test_decisions_of_a_service_are_written_to_the_database(tmp_path: Path) -> None:
     """By rules, of several together as well, in shadow, and whether it is admitted or not."""
     recorder = Recorder(principal_use=True)
     async with opened(f"sqlite:///{tmp_path}/headgate.db") as database:
-        writer = UsageWriter(database, recorder.slices, used=recorder.taken_use)
+        writer = UsageWriter(database, recorder.worker_counts, used=recorder.take_use)
         decisions = Decisions(AsyncEngine(from_data(DOCUMENT)), recorder)
         with closing(recorder):
             for _ in range(8):
-                await decisions.check(Request({"user": "ada"}, endpoint="/orders"))
-            await decisions.check(Request({"user": "bob"}, endpoint="/orders", cost=3))
-            await decisions.peek(Request({"user": "bob"}, endpoint="/orders"))
+                await decisions.engine.check(Request({"user": "ada"}, endpoint="/orders"))
+            await decisions.engine.check(Request({"user": "bob"}, endpoint="/orders", cost=3))
+            await decisions.engine.peek(Request({"user": "bob"}, endpoint="/orders"))
             await writer.finish()
         now = time.time_ns() // 1000
         async with database.reading() as connection:
             use = await what_if.use_of(connection, "orders-user", MINUTE_US, now - HOUR_US, now)
+            counted, _ = await usage.page(connection, {}, "hour", 0, 9)
+    assert [(row["rule_id"], row["outcome"], row["count"]) for row in counted] == [
+        ("orders-user", "allowed", 6),
+        ("orders-user", "denied", 3),
+    ]
     assert use == {5: [UseBucket(0, 3, 1, 3), UseBucket(0, 8, 1, 8)]}
 
 
 class TestWhichLimit:
-    @pytest.mark.parametrize(
-        ("rule", "window_us", "said"),
-        [
-            ({"quota": "10/s; 500/day"}, None, "has several windows: choose one of 1 s, 86400 s"),
-            ({"quota": "10/s; 500/day"}, MINUTE_US, "has no such window: it has 1 s, 86400 s"),
-            ({"quota": "10 once"}, None, "it has no window of at most 31d"),
-        ],
-    )
-    def test_what_is_not_clear_is_asked_back(self, rule: dict[str, Any], window_us: int | None, said: str) -> None:
-        with pytest.raises(UsageError, match=said):
-            what_if.limit_change(rule_from_data({"id": "a", **rule}), 5, window_us)
-
-    def test_one_of_several_windows_is_named(self) -> None:
+    def test_one_of_several_windows_is_to_be_named(self) -> None:
+        for quota, window_us, said in (
+            ("10/s; 500/day", None, "has several windows: choose one of 1 s, 86400 s"),
+            ("10/s; 500/day", MINUTE_US, "has no such window: it has 1 s, 86400 s"),
+            ("10 once", None, "it has no window of at most 31d"),
+        ):
+            with pytest.raises(UsageError, match=said):
+                what_if.limit_change(rule_from_data({"id": "a", "quota": quota}), 5, window_us)
         change = what_if.limit_change(rule_from_data({"id": "a", "quota": "10/s; 500/day"}), 400, DAY_US)
         assert (change.quota, change.in_force, change.window_us) == (Quota(400, DAY_US), 500, DAY_US)
 
@@ -278,7 +277,7 @@ class TestAsking:
         await usage.add(database, "me", [usage.UsageBatch(1, at, {}, uses)], now)
         return now
 
-    async def test_viewers_ask_over_http(self, admin: Admin, database: Database) -> None:
+    async def test_viewers_read_it_over_http(self, admin: Admin, database: Database) -> None:
         await self.used(database)
 
         async def ask(query: str) -> Any:
@@ -314,6 +313,10 @@ class TestAsking:
             assert (await ask(wrong)).status_code == 400, wrong
         missing = await admin.ask("GET", "/api/v1/rules/nowhere/what-if?limit=1", role="viewer")
         assert missing.status_code == 404
+        keys = [("orders-user", "#1", 2.0), ("all-ip", "#2", 9.0), ("orders-user", "#3", 0.05)]
+        hot = ",".join(f'{{"rule":"{rule}","key":"{key}","per_second":{rate}}}' for rule, key, rate in keys)
+        admin.service.hot_keys = f'{{"hot":[{hot}],"denied":[]}}'.encode
+        assert (await ask("limit=4")).json()["hot_keys"] == [{"key": "#1", "per_second": 2.0}], "refused at present"
 
     async def test_a_rule_is_tried_with_its_tiers_and_nothing_is_changed(
         self, admin: Admin, database: Database
@@ -328,42 +331,42 @@ class TestAsking:
         assert (tried["what_if"], tried["not_comparable"], tried["state"]) == ([], ["5/hour"], "afresh")
         tried = await admin.service.try_rule("new", {"id": "new", "limit": 4, "window": "1m"})
         assert (tried["before"], tried["after"]["limit"]) == (None, 4)
-        with pytest.raises(InvalidRules, match="no rule 'nowhere'"):
+        with pytest.raises(InvalidRules, match="rule 'nowhere' does not exist"):
             await admin.service.try_rule("orders-user", {**rule, "replaces": ["nowhere"]})
         assert await admin.catalog.revision() == revision
         await admin.ask("PATCH", "/api/v1/rules/orders-user", {"shadow": True})
         filters = [{"enabled": True, "shadow": flag} for flag in (True, False)]
-        found = [(await admin.service.page(ObjectKind.RULE, each, "id", 0, 9)).total for each in filters]
+        found = [(await admin.catalog.page(ObjectKind.RULE, each, "id", 0, 9)).total for each in filters]
         assert found == [1, 2]
 
-    async def test_what_is_not_counted_and_what_is_not_exact_is_said(self, tmp_path: Path) -> None:
-        async with plane(f"sqlite:///{tmp_path}/headgate.db") as admin:
-            limits = {
-                "long": "5/minute; 900/365d",
-                "fixed": "5/minute fixed_window",
-                "odd": "5 per 1500ms fixed_window",
-                "calendar": "5/day in Europe/Berlin",
-                "gcra": "5/minute burst 3 gcra",
-            }
-            said = {}
-            for name, quota in limits.items():
-                made = await admin.ask("POST", "/api/v1/rules", {"id": name, "quota": quota})
-                assert made.status_code == 201, made.text
-                said[name] = (await admin.ask("GET", f"/api/v1/rules/{name}/what-if?limit=4")).json()
-            assert {name: answer["not_counted"] for name, answer in said.items()} == {
-                **{name: [] for name in limits},
-                "long": ["900/365d"],
-            }
-            assert [name for name, answer in said.items() if answer["exact"]] == ["fixed"]
-            assert "is one of another length: an estimate" in said["odd"]["assumes"]
-            assert "is counted by the calendar: an estimate" in said["calendar"]["assumes"]
-            assert said["gcra"]["assumes"].endswith("is a gcra: an estimate that ignores its burst")
-            file = {"version": 1, "tiers": {}, "rules": [{"id": "long", "quota": "6/minute; 900/365d"}]}
-            tried = (await admin.ask("POST", "/api/v1/apply?dry_run=true", file)).json()
-            (changed,) = [each for each in tried["changes"] if each["id"] == "long"]
-            assert changed["not_counted"] == ["900/365d"]
+    @on_sqlite
+    async def test_uncounted_and_inexact_quotas_are_reported(self, admin: Admin) -> None:
+        limits = {
+            "long": "5/minute; 900/365d",
+            "fixed": "5/minute fixed_window",
+            "odd": "5 per 1500ms fixed_window",
+            "calendar": "5/day in Europe/Berlin",
+            "gcra": "5/minute burst 3 gcra",
+        }
+        said = {}
+        for name, quota in limits.items():
+            made = await admin.ask("POST", "/api/v1/rules", {"id": name, "quota": quota})
+            assert made.status_code == 201, made.text
+            said[name] = (await admin.ask("GET", f"/api/v1/rules/{name}/what-if?limit=4")).json()
+        assert {name: answer["not_counted"] for name, answer in said.items()} == {
+            **{name: [] for name in limits},
+            "long": ["900/365d"],
+        }
+        assert [name for name, answer in said.items() if answer["exact"]] == ["fixed"]
+        assert "is one of another length: an estimate" in said["odd"]["assumes"]
+        assert "is counted by the calendar: an estimate" in said["calendar"]["assumes"]
+        assert said["gcra"]["assumes"].endswith("is a gcra: an estimate that ignores its burst")
+        file = {"version": 1, "tiers": {}, "rules": [{"id": "long", "quota": "6/minute; 900/365d"}]}
+        tried = (await admin.ask("POST", "/api/v1/apply?dry_run=true", file)).json()
+        (changed,) = [each for each in tried["changes"] if each["id"] == "long"]
+        assert changed["not_counted"] == ["900/365d"]
 
-    async def test_applying_a_file_on_trial_says_what_its_limits_would_have_refused(
+    async def test_a_dry_run_of_a_file_estimates_what_its_limits_would_have_refused(
         self, admin: Admin, database: Database
     ) -> None:
         await self.used(database)
@@ -383,12 +386,3 @@ class TestAsking:
         assert await tried(5, 11) == {"tier gold": [(50, 11, 29, 51)]}
         both = [(5, 4, 6, 18), (50, 11, 29, 51)]
         assert await tried(4, 11) == {"rule orders-user": both, "tier gold": []}
-
-    async def test_hot_keys_are_named_that_a_limit_would_refuse_now(self, tmp_path: Path) -> None:
-        url = f"sqlite:///{tmp_path}/headgate.db"
-        async with plane(url) as admin:
-            keys = [("orders-user", "#1", 2.0), ("all-ip", "#2", 9.0), ("orders-user", "#3", 0.05)]
-            hot = ",".join(f'{{"rule":"{rule}","key":"{key}","per_second":{rate}}}' for rule, key, rate in keys)
-            admin.service.reports.hot_keys = f'{{"hot":[{hot}],"denied":[]}}'.encode
-            answer = await admin.ask("GET", "/api/v1/rules/orders-user/what-if?limit=4", role="viewer")
-            assert answer.json()["hot_keys"] == [{"key": "#1", "per_second": 2.0}]

@@ -1,4 +1,4 @@
-"""The replay that tells how often the sliding window counter is wrong."""
+"""The replay that measures how often the sliding window counter is wrong."""
 
 from __future__ import annotations
 

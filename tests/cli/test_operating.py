@@ -1,4 +1,4 @@
-"""``headgate reset`` and ``who``, against a real service. `tests/server/process/test_enforcement.py` has the switch."""
+"""``headgate reset`` and ``who``, with a real service."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.cli.__main__ import main
 from headgate.observe.logs import Principals
 from headgate.web.apikey import digest
+from tests.cli.conftest import Cli
 from tests.server.process.service import SECONDS, Service, service
 from tests.servers import until
 
@@ -26,136 +26,111 @@ rules:
 """
 
 
-@pytest.fixture
-def found(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("operating")
     (folder / "rules.yaml").write_text(RULES)
     (folder / "callers").write_text(f"edge {digest('a-key')}\n")
     options = "--rules", str(folder / "rules.yaml"), "--caller-keys", str(folder / "callers")
-    with service(*options) as running:
-        monkeypatch.setenv("HEADGATE_URL", f"http://127.0.0.1:{running.started().http_port}")
-        monkeypatch.setenv("HEADGATE_CALLER_KEY", "a-key")
-        yield running
+    with service(*options) as found:
+        yield found.started()
+
+
+@pytest.fixture
+def found(running: Service, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Service:
+    """A service without usage."""
+    monkeypatch.setenv("HEADGATE_URL", f"http://127.0.0.1:{running.http_port}")
+    monkeypatch.setenv("HEADGATE_CALLER_KEY", "a-key")
+    for words in ("--rule everybody", "--user ada", "--user bob", "--user eve"):
+        cli(f"reset {words}")
+    return running
 
 
 def passes(found: Service, user: str) -> bool:
     return bool(found.check(user, **{"x-api-key": "a-key"})["allowed"])
 
 
-def test_a_reset_is_for_all_limits_of_somebody_and_leaves_what_others_share(
-    found: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert [passes(found, "ada"), passes(found, "ada"), passes(found, "bob"), passes(found, "eve")] == [
-        True,
-        False,
-        True,
-        False,
-    ]
-    assert main(["reset", "--user", "ada"]) == 0
-    assert capsys.readouterr().out == "reset: orders, exports\n"
-    assert main(["check", "--user", "ada", "--rule", "orders"]) == 0
+def test_a_reset_covers_all_limits_of_a_caller_except_shared_ones(found: Service, cli: Cli) -> None:
+    assert [passes(found, user) for user in ("ada", "ada", "bob", "eve")] == [True, False, True, False]
+    assert cli("reset --user ada").out == "reset: orders, exports\n"
+    cli("check --user ada --rule orders")
     assert not passes(found, "eve")
-    until(lambda: "reset" in found.complained, "it is in the log", SECONDS)
-    assert re.search(
-        r"headgate\.resets reset rules=.orders, exports. principal=.user #\w{16}. api=reset", found.complained
-    )
+    line = r"headgate\.resets reset rules=.orders, exports. principal=.user #\w{16}. api=reset"
+    until(lambda: re.search(line, found.complained), "it is in the log", SECONDS)
 
 
-def test_with_a_path_it_is_for_what_applies_there_and_says_what_is_left_alone(
-    found: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reset_with_a_path_covers_the_limits_that_apply_there(found: Service, cli: Cli) -> None:
     assert passes(found, "ada")
-    assert main(["reset", "--user", "ada", "--method", "post", "/api/v1/orders"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    assert cli("reset --user ada --method post /api/v1/orders").out.splitlines() == [
         "reset: orders",
-        "not reset, since others share them (name one with --rule): everybody",
+        "not reset, since other callers share them (name one with --rule): everybody",
     ]
-
-
-def test_a_shared_limit_is_reset_by_its_name(found: Service, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [passes(found, "ada"), passes(found, "bob"), passes(found, "eve")] == [True, True, False]
-    assert main(["reset", "--rule", "everybody", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"success": True, "rules": ["everybody"], "shared": [], "reason": ""}
-    assert passes(found, "eve")
-
-
-def test_what_no_rule_counts_by_is_told(found: Service, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reset", "--ip", "192.0.2.7"]) == 1
-    assert capsys.readouterr().out == "nothing was reset: no rule counts by ip; they count by user, global\n"
-    assert found.complained == ""
-
-
-@pytest.mark.usefixtures("found")
-def test_a_rule_that_does_not_exist_is_told_with_those_that_do(capsys: pytest.CaptureFixture[str]) -> None:
-    missing = "rule 'nope' does not exist; there are: orders, exports, everybody\n"
-    assert main(["reset", "--rule", "nope", "--user", "ada"]) == 2
-    assert missing in capsys.readouterr().err
-    assert main(["check", "--rule", "nope", "--user", "ada"]) == 0  # as for any client: see `unknown_rule`
-    assert missing in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("found")
-def test_a_method_that_is_missing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reset", "--user", "ada", "/api/v1/orders"]) == 1
-    first, *_ = capsys.readouterr().out.splitlines()
+    first, *_ = cli("reset --user ada /api/v1/orders", code=1).out.splitlines()
     assert "orders: it is for POST, and the method is not known" in first
 
 
-def test_limits_of_envoys_files_are_not_reset_and_who_used_them_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shared_limit_is_reset_by_its_name(found: Service, cli: Cli) -> None:
+    assert [passes(found, user) for user in ("ada", "bob", "eve")] == [True, True, False]
+    reset = json.loads(cli("reset --rule everybody --json").out)
+    assert reset == {"success": True, "rules": ["everybody"], "shared": [], "reason": ""}
+    assert passes(found, "eve")
+
+
+@pytest.mark.usefixtures("found")
+def test_unused_principals_and_unknown_rules_are_reported(cli: Cli) -> None:
+    unknown = cli("reset --ip 192.0.2.7", code=1).out
+    assert unknown == "nothing was reset: no rule counts by ip; they count by user, global\n"
+    missing = "rule 'nope' does not exist; the rules are: orders, exports, everybody\n"
+    assert missing in cli("reset --rule nope --user ada", code=2).err
+    assert missing in cli("check --rule nope --user ada").out  # as for any client: see `unknown_rule`
+
+
+def test_limits_of_envoys_files_are_not_reset_and_their_digests_are_found(tmp_path: Path, cli: Cli) -> None:
     tree = "domain: edge\ndescriptors: [{key: remote_address, rate_limit: {unit: year, requests_per_unit: 1}}]\n"
     (tmp_path / "edge.yaml").write_text(tree)
-    asked = {"domain": "edge", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.7"}]}]}
+    request = {"domain": "edge", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.7"}]}]}
     with service("--envoy-config", str(tmp_path)) as running:
         place = f"http://127.0.0.1:{running.started().http_port}"
-        assert [running.post("/json", asked)[0] for _ in range(2)] == [200, 429]
-        until(lambda: "denied" in running.complained, "it is in the log", SECONDS)
-        (logged,) = re.findall(r"principal=(#\w{16})", running.complained)
-        assert main(["reset", "--url", place, "--ip", "192.0.2.7"]) == 1
-    assert "limits of Envoy's files cannot be reset" in capsys.readouterr().out
-    for words in (["--ip", "192.0.2.7"], ["--attribute", "remote_address=192.0.2.7"], ["remote_address=192.0.2.7"]):
-        assert main(["who", logged, *words]) == 0
-        assert capsys.readouterr().out == f"{logged} is remote_address=192.0.2.7\n"
+        assert [running.post("/json", request)[0] for _ in range(2)] == [200, 429]
+        logged = logged_principal(running, "edge.remote_address")
+        refused = cli(f"reset --url {place} --ip 192.0.2.7", code=1).out
+    assert "limits of Envoy's files cannot be reset" in refused
+    for words in ("--ip 192.0.2.7", "--attribute remote_address=192.0.2.7", "remote_address=192.0.2.7"):
+        assert cli(f"who {logged} {words}").out == f"{logged} is remote_address=192.0.2.7\n"
 
 
-def test_a_caller_without_a_key_resets_nothing(found: Service, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reset", "--user", "ada", "--caller-key", "guessed"]) == 2
-    assert "401" in capsys.readouterr().err
+def logged_principal(running: Service, rule: str) -> str:
+    """The principal of the last refusal by a rule in the log."""
+    line = re.compile(rf"denied rule=\S*{rule}\S* principal=(#\w{{16}})")
+    until(lambda: line.search(running.complained), "it is in the log", SECONDS)
+    return str(line.findall(running.complained)[-1])
+
+
+def test_a_caller_without_a_key_resets_nothing(found: Service, cli: Cli) -> None:
+    assert "401" in cli("reset --user ada --caller-key guessed", code=2).err
     assert found.post("/api/v1/rate-limit/reset", {"principal": {"user": "ada"}})[0] == 401
 
 
-def test_a_digest_is_found_among_those_who_are_suspected(
-    found: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_digest_is_found_among_candidates(found: Service, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [passes(found, "ada") for _ in range(2)] == [True, False]
-    until(lambda: "denied" in found.complained, "it is in the log", SECONDS)
-    (logged,) = re.findall(r"principal=(#\w{16})", found.complained)
-    assert main(["who", logged, "--user", "ada"]) == 0
-    assert capsys.readouterr().out == f"{logged} is ada\n"
-    assert main(["who", logged.removeprefix("#"), "bob", "eve"]) == 1
+    logged = logged_principal(found, "orders")
+    assert cli(f"who {logged} --user ada").out == f"{logged} is ada\n"
+    cli(f"who {logged.removeprefix('#')} bob eve", code=1)
     monkeypatch.setattr(sys, "stdin", io.StringIO("bob\nada\n"))
-    assert main(["who", logged, "-"]) == 0
+    cli(f"who {logged} -")
 
 
-def test_an_ipv6_address_is_known_by_its_network(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ipv6_address_is_found_by_its_network(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Principals().shown("2001:db8::/64")
     monkeypatch.setattr(sys, "stdin", io.StringIO("ada\n2001:db8::1\n"))
-    for words in (["--ip", "2001:db8::1"], ["2001:db8::1"], ["-"]):
-        assert main(["who", shown, *words]) == 0
-        assert capsys.readouterr().out == f"{shown} is 2001:db8::/64\n"
+    for words in ("--ip 2001:db8::1", "2001:db8::1", "-"):
+        assert cli(f"who {shown} {words}").out == f"{shown} is 2001:db8::/64\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["who", "#12", "--user", "ada"], "a digest must be # and 16 hexadecimal digits"),
-        (["who", "#0123456789abcdef"], "cannot be reversed: give candidates"),
-        (["reset"], "name a caller or a rule: --user 42"),
-    ],
-)
-def test_wrong_usage(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    assert told in capsys.readouterr().err
+def test_wrong_usage(cli: Cli) -> None:
+    for words, message in (
+        ("who #12 --user ada", "a digest must be # and 16 hexadecimal digits"),
+        ("who #0123456789abcdef", "cannot be reversed: give candidates"),
+        ("reset", "name a caller or a rule: --user 42"),
+    ):
+        assert message in cli(words, code=2).err

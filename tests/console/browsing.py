@@ -1,4 +1,4 @@
-"""Browsers for tests of the console, and what is asserted of every page.
+"""Browsers for tests of the console, and assertions about every page.
 
 A test fails whose page logs an error, has a script that fails, breaks its Content-Security-Policy, asks for anything
 that is not there, or for anything of another origin.
@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, R
 from tests.console.planes import Plane
 
 TIMEOUT = 60_000.0
-"""Milliseconds for what should come soon; never what a test is about."""
+"""Milliseconds; no test depends on it."""
 PHONE = 360
 LARGEST = 500_000
 _FLAGS = [
@@ -45,7 +45,7 @@ _WIDE = """() => {
 
 
 class Problems:
-    """What went wrong in the pages of a test."""
+    """The problems of the pages of a test."""
 
     def __init__(self) -> None:
         self._origins: set[str] = set()
@@ -53,11 +53,11 @@ class Problems:
         self._expected: list[str] = []
 
     def expect(self, pattern: str) -> None:
-        """Take a problem that this pattern finds for what it should be."""
+        """Expect a problem that matches this pattern."""
         self._expected.append(pattern)
 
     def allow(self, origin: str) -> None:
-        """Let pages ask for something of another origin."""
+        """Allow requests to another origin."""
         self._origins.add(origin)
 
     @property
@@ -66,7 +66,7 @@ class Problems:
 
     @property
     def missing(self) -> list[str]:
-        """What was expected and did not happen."""
+        """Expected problems that did not occur."""
         return [pattern for pattern in self._expected if not any(re.search(pattern, each) for each in self._found)]
 
     def watch(self, context: BrowserContext) -> None:
@@ -96,7 +96,7 @@ class Problems:
 
 
 class Browsing:
-    """Opens pages of a console, each in a context of its own: as by another person."""
+    """Opens pages of a console, each in a context of its own, as another user would."""
 
     def __init__(self, browser: Browser, plane: Plane, problems: Problems) -> None:
         self._browser, self._plane, self._problems = browser, plane, problems
@@ -167,7 +167,7 @@ def send_key(page: Page, key: str) -> None:
 
 
 def _kind(url: str) -> tuple[str, ...]:
-    """Return what pages have in common that show different things in the same way."""
+    """Return the path and the parameter names of a URL: pages that share them look alike."""
     parts = urlsplit(url)
     return (parts.path, *sorted(parse_qs(parts.query, keep_blank_values=True)))
 
@@ -195,7 +195,7 @@ def pages(page: Page) -> Iterator[str]:
 
 
 def pretend(page: Page, url: str, html: str, **headers: str) -> None:
-    """Let a URL be this page, once, whoever owns it."""
+    """Let a URL of any site be this page, once."""
     page.route(url, lambda route: route.fulfill(body=html, content_type="text/html", headers=headers), times=1)
 
 
@@ -203,7 +203,7 @@ def assert_accessible(page: Page) -> None:
     """Axe finds nothing serious, in light and in dark colours."""
     for scheme in _SCHEMES:
         page.emulate_media(color_scheme=scheme)
-        page.evaluate("() => new Promise(requestAnimationFrame)")  # scripts have heard of it by then
+        page.evaluate("() => new Promise(requestAnimationFrame)")  # scripts have been notified by then
         found = _violations(page, _HOW if scheme == "light" else _COLOURS)
         assert not found, f"{page.url} ({scheme}): " + "\n".join(found)
     page.emulate_media(color_scheme="light")

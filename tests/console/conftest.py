@@ -13,8 +13,19 @@ from tests.console.planes import Plane, running_plane
 
 @pytest.fixture(scope="session")
 def plane() -> Iterator[Plane]:
-    """A service that tests share: what they make has names of its own."""
+    """A service that tests share: each uses names of its own."""
     with running_plane() as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def in_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """A service whose rules are in a file. Its keys may have three sessions each."""
+    rules = tmp_path_factory.mktemp("in-file") / "rules.yaml"
+    rules.write_text(
+        "version: 1\nrules: [{id: each, limit: 5, window: 1h}]\nusers: {ada: {overrides: {each: {limit: 9}}}}"
+    )
+    with running_plane("--rules", str(rules), constants={"headgate.admin.sessions.MOST_OF_KEY": 3}) as running:
         yield running
 
 
@@ -27,7 +38,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def problems() -> Iterator[Problems]:
-    """What goes wrong in pages; a test says what it expects."""
+    """The problems of pages; a test declares those that it expects."""
     found = Problems()
     yield found
     assert not found.unexpected
@@ -36,7 +47,7 @@ def problems() -> Iterator[Problems]:
 
 @pytest.fixture
 def browsing(browser: Browser, plane: Plane, problems: Problems) -> Iterator[Browsing]:
-    """What opens pages."""
+    """Opens pages."""
     found = Browsing(browser, plane, problems)
     yield found
     found.close()

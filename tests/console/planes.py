@@ -1,4 +1,4 @@
-"""A real service whose console tests look at."""
+"""A service for tests of the console."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 ADMIN_KEY = "hg_an-operators-own-key-of-some-length"
 BOUNDLESS = ("--admin-reads", "1000000/minute", "--admin-writes", "1000000/minute")
 CONSTANTS: Mapping[str, object] = {**PATIENCE, "headgate.admin.security.FAILURES": "1000000/minute"}
-"""What tests would run into that share one service."""
+"""Limits that tests sharing one service would reach."""
 
 
 class Plane(Service):
@@ -56,12 +56,12 @@ class Plane(Service):
         return self._keys[role]
 
     def new_key(self, role: str, **fields: object) -> dict[str, Any]:
-        """Make a key: its `id`, and its text as `key`."""
+        """Create a key; return its `id`, and its text as `key`."""
         made: dict[str, Any] = self.ask("POST", "/keys", {"name": self.unique(role), "role": role, **fields}).json()
         return made
 
     def unique(self, name: str) -> str:
-        """Return a name that no other test of this service has."""
+        """Return a name that no other test of this service uses."""
         return f"{name}-{next(self._numbers)}"
 
     def ask(
@@ -75,14 +75,14 @@ class Plane(Service):
         return answer
 
     def rule(self, rule_id: str = "", **fields: object) -> str:
-        """Make a rule, wait until it is enforced, and return its id."""
+        """Create a rule, wait until it is enforced, and return its id."""
         rule_id = rule_id or self.unique("rule")
         body = {"limit": 5, "window": "1h", "endpoint": f"/{rule_id}", **fields}
         self.ask("PUT", f"/rules/{quote(rule_id, safe='')}?wait=1m", body)
         return rule_id
 
     def decided(self, rule: str, limit: int, principals: Mapping[int, int], **counts: int) -> None:
-        """Note what a rule decided in a minute that is over, and what principals asked for, as a service does."""
+        """Note what a rule decided in a minute that is over, and what principals requested, as a service does."""
 
         async def note() -> None:
             database = await Database.open(f"sqlite:///{self.folder}/headgate.db")
@@ -99,7 +99,7 @@ class Plane(Service):
 
 
 def ran(work: Coroutine[Any, Any, T]) -> T:
-    """Run something beside Playwright, whose loop is that of the tests' thread."""
+    """Run a coroutine in another thread: the loop of this one is Playwright's."""
     with ThreadPoolExecutor(1) as other:
         return other.submit(asyncio.run, work).result()
 

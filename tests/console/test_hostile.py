@@ -1,4 +1,4 @@
-"""Names, ids and reasons that try to be markup, or to look like something else, on every page that shows them.
+"""Names, ids and reasons with markup or invisible characters, on every page that shows them.
 
 A payload that became markup would ask for an image, or be reported by the Content-Security-Policy: either fails a test.
 """
@@ -35,7 +35,7 @@ _FIELDS = """forms => forms.filter(form => form.method === 'post').flatMap(form 
 
 @pytest.fixture(scope="module")
 def hostile() -> Iterator[Plane]:
-    """A service where every text that may be chosen was chosen by somebody who means harm."""
+    """A service in which every text was chosen by an attacker."""
     with running_plane() as plane:
         rule, user = (
             plane.rule(RAISED, name=PAYLOAD, limit=1, endpoint="/**", when={"region": PAYLOAD}),
@@ -50,9 +50,9 @@ def hostile() -> Iterator[Plane]:
         plane.ask("POST", "/consumers", {"name": PAYLOAD, "tier": PAYLOAD})
         plane.ask("POST", "/consumers", {"name": "c" * 100, "tier": PAYLOAD})
         for caller in (PAYLOAD, TURNED, LONG):
-            asked = {"principal": {"user": caller}, "endpoint": f"/{caller}", "attributes": {"region": PAYLOAD}}
+            body = {"principal": {"user": caller}, "endpoint": f"/{caller}", "attributes": {"region": PAYLOAD}}
             for _ in range(5):
-                plane.post("/api/v1/rate-limit/check", asked)
+                plane.post("/api/v1/rate-limit/check", body)
         until(lambda: plane.ask("GET", "/refusals").json()["total"] >= 3, "refusals are written")
         yield plane
 
@@ -65,82 +65,75 @@ def assert_harmless(page: Page, url: str) -> None:
     assert TURN not in content, url
 
 
-def test_nothing_is_markup_and_all_of_it_fits(hostile: Plane, browsing: Browsing) -> None:
+def test_hostile_text_is_no_markup_fits_and_is_refused_with_a_page(hostile: Plane, browsing: Browsing) -> None:
+    """On every page; with every parameter of links and forms, and every field of forms."""
     page, shown = browsing.open("admin", at=hostile), set[str]()
+    queries, forms = set[tuple[str, str]](), dict[tuple[str, ...], tuple[str, list[tuple[str, str]], list[str]]]()
     user = quote(PAYLOAD, safe="")
-    single = [
-        f"/who?user={user}",
-        f"/who?q={user}",
-        f"/who?user={LONG}",
-        f"/try?user={user}",
-    ]
+    single = [USER, RAISING, f"/who?q={user}", f"/who?user={LONG}", f"/try?user={user}"]
     for url in chain(pages(page), single):
         if url in single:
             page.goto(url)
         assert_harmless(page, url)
         if PAYLOAD in page.locator("main").inner_text():
             shown.add(urlsplit(url).path)
-        assert_fits(page)
-    assert shown >= {"/audit", "/keys", "/consumers", "/consumer", "/revisions"}, shown
-
-
-def test_a_page_says_what_is_wrong_with_a_query(hostile: Plane, browsing: Browsing) -> None:
-    """Every parameter of every link and of every form that asks."""
-    page, asked = browsing.open("admin", at=hostile), set[tuple[str, str]]()
-    for url in pages(page):
         parts = urlsplit(url)
         names = {pair.partition("=")[0] for pair in parts.query.split("&")} - {""}
         names |= set(
             page.locator("form[method=get] [name], form:not([method]) [name]").evaluate_all("a => a.map(e => e.name)")
         )
-        asked |= {(parts.path, name) for name in names}
-    assert len(asked) > 5
-    for path, name in asked:
-        for worst in WORST:
-            url = f"{path}?{urlencode({name: worst})}"
-            answer = page.context.request.get(url, headers={"accept": "text/html"})
-            text = answer.text()
-            assert answer.status in {200, 400, 404, 503}, (url, answer.status, text)
-            assert MARKUP not in text, url
-            assert TURN not in text, url
-            kind = answer.headers["content-type"]
-            assert kind.startswith("text/html") or answer.status == 400, url
-
-
-def test_a_form_says_what_is_wrong_with_its_fields(hostile: Plane, browsing: Browsing) -> None:
-    """And nobody's markup is in what it says."""
-    page, tried = browsing.open("admin", at=hostile), set[tuple[str, ...]]()
-    for url in chain(pages(page), [USER, RAISING]):
-        if url in {USER, RAISING}:
-            page.goto(url)
+        queries |= {(parts.path, name) for name in names}
         for action, fields, typed in page.locator("form").evaluate_all(_FIELDS):
             target = urljoin(f"{hostile.address}{url}", action)
             kind = (urlsplit(target).path, *(value for name, value in fields if name not in typed and name == "do"))
-            if kind in tried or kind[0] == "/logout":
-                continue
-            tried.add(kind)
-            for worst in WORST:
-                form = {name: worst if name in typed else value for name, value in fields}
-                answer = page.context.request.post(target, form=form, headers={"accept": "text/html"}, max_redirects=0)
-                assert answer.status < 500, (target, worst, answer.text())
-                assert MARKUP not in answer.text(), (target, answer.text())
-                typed_again = rf'value="{TURN}"|<textarea[^>]*>\n{TURN}</textarea>'
-                assert TURN not in re.sub(typed_again, "", answer.text()), target
-    assert tried >= {("/rule/edit", "save"), ("/rule/preview",), ("/keys",), ("/consumers",), ("/who/override",)}, tried
+            forms.setdefault(kind, (target, fields, typed))
+        assert_fits(page)
+    assert shown >= {"/audit", "/keys", "/consumers", "/consumer", "/revisions"}, shown
+    assert len(queries) > 5
+    for path, name in queries:
+        for worst in WORST:
+            assert_query_is_answered(page, f"{path}?{urlencode({name: worst})}")
+    del forms["/logout",]
+    for target, fields, typed in forms.values():
+        for worst in WORST:
+            form = {name: worst if name in typed else value for name, value in fields}
+            assert_form_is_answered(page, target, form)
+    wanted = {("/rule/edit", "save"), ("/rule/preview",), ("/keys",), ("/consumers",), ("/who/override",)}
+    assert forms.keys() >= wanted, forms.keys()
 
 
-@pytest.mark.parametrize("path", ["/nothing", f"/{quote(PAYLOAD, safe='')}", "/revision", "/login/x", "/who/../x"])
-def test_what_is_not_there_is_a_page_that_leads_on(hostile: Plane, browsing: Browsing, path: str) -> None:
+def assert_query_is_answered(page: Page, url: str) -> None:
+    answer = page.context.request.get(url, headers={"accept": "text/html"})
+    text = answer.text()
+    assert answer.status in {200, 400, 404, 503}, (url, answer.status, text)
+    assert MARKUP not in text, url
+    assert TURN not in text, url
+    kind = answer.headers["content-type"]
+    assert kind.startswith("text/html") or answer.status == 400, url
+
+
+def assert_form_is_answered(page: Page, target: str, form: dict[str, str]) -> None:
+    """And the response has no markup of others."""
+    sent: dict[str, str | float | bool] = {**form}
+    answer = page.context.request.post(target, form=sent, headers={"accept": "text/html"}, max_redirects=0)
+    assert answer.status < 500, (target, form, answer.text())
+    assert MARKUP not in answer.text(), (target, answer.text())
+    typed_again = rf'value="{TURN}"|<textarea[^>]*>\n{TURN}</textarea>'
+    assert TURN not in re.sub(typed_again, "", answer.text()), target
+
+
+def test_unknown_paths_have_a_page_with_navigation(hostile: Plane, browsing: Browsing) -> None:
     page = browsing.open("viewer", at=hostile)
-    answer = page.goto(f"{hostile.address}{path}")
-    assert answer
-    assert answer.status in {400, 404}
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
-    expect(page.get_by_role("navigation").first).to_be_visible()
-    assert_harmless(page, path)
+    for path in ("/nothing", f"/{quote(PAYLOAD, safe='')}", "/revision", "/login/x", "/who/../x"):
+        answer = page.goto(f"{hostile.address}{path}")
+        assert answer, path
+        assert answer.status in {400, 404}, path
+        expect(page.get_by_role("heading", level=1), path).to_be_visible()
+        expect(page.get_by_role("navigation").first, path).to_be_visible()
+        assert_harmless(page, path)
 
 
-def test_who_asks_cannot_write_into_the_log_in_page(page: Page) -> None:
+def test_requests_cannot_write_into_the_log_in_page(page: Page) -> None:
     page.set_extra_http_headers({"x-request-id": PAYLOAD, "user-agent": PAYLOAD})
     for path in (f"/login?next=/{quote(PAYLOAD, safe='')}", f"/{quote(PAYLOAD, safe='')}"):
         page.goto(path)

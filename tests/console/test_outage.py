@@ -1,11 +1,8 @@
-"""What the console shows while something is down: what it knows, and what to do; never a page that does not come."""
+"""The console during outages: every page comes, with what is known and what to do."""
 
 from __future__ import annotations
 
-import signal
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
 
 import pytest
@@ -25,6 +22,7 @@ def on_postgres(postgres: PostgresServer) -> Iterator[Plane]:
     """A service whose database can be stopped."""
     with running_plane("--database", postgres.database()) as plane:
         plane.rule("orders", limit=10_000, endpoint="/orders")
+        plane.ask("POST", "/users/ada/override?wait=1m", {"rule_id": "orders", "limit": 9})
         yield plane
 
 
@@ -36,6 +34,8 @@ def test_pages_go_on_without_the_database_and_come_back_with_it(
         browsing.open("viewer", at=on_postgres),
         browsing.open(at=on_postgres),
     )
+    page.goto("/who?q=ad")
+    expect(page.get_by_role("link", name="ada", exact=True)).to_be_visible()
     watching.goto("/")
     expect(watching.get_by_text("database is unavailable")).to_have_count(0)
     postgres.stop()
@@ -49,6 +49,12 @@ def test_pages_go_on_without_the_database_and_come_back_with_it(
             expect(page.get_by_role("navigation").first, path).to_be_visible()
             if answer.status == 503:
                 expect(page.locator("main"), path).to_contain_text("database")
+        page.goto("/who?user=ada")
+        expect(page.get_by_role("status")).to_contain_text("The database is unavailable")
+        expect(page.get_by_role("listitem").filter(has_text="orders")).to_contain_text("of 9 used")
+        expect(page.get_by_role("link", name="Raise")).to_have_count(0)
+        page.goto("/who?q=ada")
+        expect(page.get_by_role("link", name="Open as a user")).to_be_visible()
         assert on_postgres.check("maria", "/orders")["allowed"]
         send_key(outside, on_postgres.key("viewer"))
         expect(outside.get_by_role("alert")).to_contain_text("database")
@@ -69,19 +75,3 @@ def test_pages_go_on_without_the_database_and_come_back_with_it(
 def _is_there(page: Page, path: str) -> bool:
     answer = page.goto(path)
     return answer is not None and answer.status == 200
-
-
-def test_a_node_that_was_killed_is_shown_with_what_to_do(browsing: Browsing) -> None:
-    with running_plane() as plane, running_plane("--database", f"sqlite:///{plane.file}") as other:
-        page = browsing.open("viewer", at=plane)
-        page.goto("/nodes")
-        expect(page.locator("main tbody tr")).to_have_count(2)
-        other.signal(signal.SIGKILL)
-        other.ended()
-        with closing(sqlite3.connect(plane.file, timeout=SECONDS)) as connection, connection:
-            aged = "UPDATE nodes SET seen_at = seen_at - 60000000 WHERE process = ?"
-            until(lambda: connection.execute(aged, (other.process.pid,)).rowcount, "the node is known")
-        expect(page.locator("main tbody tr").filter(has_text=str(other.process.pid))).to_contain_text("gone")
-        page.goto("/")
-        expect(page.get_by_text(f"(process {other.process.pid}) is gone")).to_be_visible()
-        expect(page.get_by_text("Look at its log and start it again").first).to_be_visible()

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from playwright.sync_api import Locator, Page, Response, expect
 
-from tests.console.browsing import PHONE, Browsing, Problems, assert_accessible, assert_fits
+from tests.console.browsing import Browsing, Problems, assert_accessible, assert_fits
 from tests.console.planes import ADMIN_KEY, Plane
 
 STORED = "JSON.stringify([localStorage.length, sessionStorage.length, document.cookie])"
-
-
-@pytest.fixture
-def decision(plane: Plane, problems: Problems) -> str:
-    """Where the reference of the decision plane is."""
-    origin = f"http://127.0.0.1:{plane.http_port}"
-    problems.allow(origin)
-    return f"{origin}/docs"
 
 
 def opened(page: Page, url: str) -> Page:
@@ -36,44 +27,29 @@ def authorize(page: Page, key: str) -> None:
     page.locator("button.btn-done").first.click()
 
 
-def executed(page: Page, operation: Locator) -> Response:
-    """Try an operation as it is, with its example."""
+def try_out(operation: Locator) -> None:
     operation.locator(".opblock-summary-control").click()
     operation.get_by_role("button", name="Try it out").click()
+
+
+def executed(page: Page, operation: Locator) -> Response:
+    """Execute an operation with its example."""
     with page.expect_response(lambda answer: "/api/v1/" in answer.url) as answered:
         operation.get_by_role("button", name="Execute").click()
     expect(operation.locator(".live-responses-table")).to_be_visible()
     return answered.value
 
 
-def test_a_key_that_is_entered_opens_the_api_and_is_neither_kept_nor_shown(page: Page) -> None:
-    opened(page, "/docs")
+def test_operations_are_searched_and_reached_by_keyboard_and_by_address(browsing: Browsing, problems: Problems) -> None:
+    """And the page has the colours of the system."""
+    problems.expect("escaping deep link whitespace with `_`")  # which may be a name's own
+    page = opened(browsing.open(color_scheme="light"), "/docs")
     expect(page).to_have_title("Headgate: admin API")
-    authorize(page, ADMIN_KEY)
-    operation = page.locator("#operations-Rules-list_rules")
-    answer = executed(page, operation)
-    assert (answer.status, answer.request.headers["authorization"]) == (200, f"Bearer {ADMIN_KEY}")
-    expect(operation.locator(".curl-command")).to_contain_text("Authorization: Bearer KEY")
-    assert ADMIN_KEY not in page.inner_text("body")
-    assert page.evaluate(STORED) == '[0,0,""]'
-    assert_accessible(page)
-    opened(page, "/docs")
-    expect(page.get_by_role("button", name="Authorize")).to_have_class("btn authorize unlocked")
-
-
-def test_without_a_key_the_answer_says_what_is_needed(page: Page, problems: Problems) -> None:
-    problems.expect("status 401: .*/api/v1/rules")
-    opened(page, "/docs")
-    assert executed(page, page.locator("#operations-Rules-list_rules")).status == 401
-    expect(page.locator(".live-responses-table")).to_contain_text("a key is required")
-
-
-def test_the_search_looks_at_all_that_is_said_of_an_operation(page: Page) -> None:
-    opened(page, "/docs")
+    assert not page.evaluate("document.documentElement.classList.contains('dark-mode')")
     search, count = page.get_by_role("searchbox", name="Search"), page.locator(".bar output")
     total = int(count.inner_text().split()[0])
     assert total > 40
-    search.fill("MERGE patch rule")  # said in a description alone
+    search.fill("MERGE patch rule")  # in a description only
     expect(page.locator(".opblock-summary-path")).to_contain_text(["/api/v1/rules/{rule_id}", "/api/v1/tiers/{name}"])
     search.fill("audit verify")
     expect(count).to_have_text("1 operation")
@@ -82,11 +58,8 @@ def test_the_search_looks_at_all_that_is_said_of_an_operation(page: Page) -> Non
     expect(count).to_have_text("0 operations")
     search.fill("")
     expect(page.locator(".opblock")).to_have_count(total)
-
-
-def test_an_operation_is_reached_by_keyboard_and_by_its_address(page: Page, problems: Problems) -> None:
-    problems.expect("escaping deep link whitespace with `_`")  # which may be a name's own
-    opened(page, "/docs")
+    page.emulate_media(color_scheme="dark")
+    expect(page.locator("html")).to_have_class("dark-mode")
     page.get_by_role("navigation", name="Groups").get_by_role("link", name="Audit").press("Enter")
     expect(page).to_have_url(re.compile("#operations-tag-Audit$"))
     control = page.locator("#operations-Audit-list_audit .opblock-summary-control")
@@ -95,30 +68,40 @@ def test_an_operation_is_reached_by_keyboard_and_by_its_address(page: Page, prob
     expect(page).to_have_url(re.compile("#/Audit/list_audit$"))
     page.reload()
     expect(control).to_have_attribute("aria-expanded", "true")
+    expect(page.locator("html")).to_have_class("dark-mode")
     page.locator(".models .models-control").press("Enter")
     expect(page.locator(".models")).to_contain_text("stored_rule")
 
 
-def test_the_decision_plane_has_its_own_and_decides(page: Page, decision: str) -> None:
-    opened(page, decision)
+def test_an_operation_needs_a_key_which_is_neither_kept_nor_shown(page: Page, problems: Problems) -> None:
+    problems.expect("status 401: .*/api/v1/rules")
+    opened(page, "/docs")
+    operation = page.locator("#operations-Rules-list_rules")
+    try_out(operation)
+    assert executed(page, operation).status == 401
+    expect(page.locator(".live-responses-table")).to_contain_text("a key is required")
+    authorize(page, ADMIN_KEY)
+    answer = executed(page, operation)
+    assert (answer.status, answer.request.headers["authorization"]) == (200, f"Bearer {ADMIN_KEY}")
+    expect(operation.locator(".curl-command")).to_contain_text("Authorization: Bearer KEY")
+    assert ADMIN_KEY not in page.inner_text("body")
+    assert page.evaluate(STORED) == '[0,0,""]'
+    assert_accessible(page)
+    try_out(page.locator("#operations-Rules-create_rule"))
+    assert_fits(page)
+    opened(page, "/docs")
+    expect(page.get_by_role("button", name="Authorize")).to_have_class("btn authorize unlocked")
+
+
+def test_the_decision_plane_has_its_own_and_decides(page: Page, plane: Plane, problems: Problems) -> None:
+    origin = f"http://127.0.0.1:{plane.http_port}"
+    problems.allow(origin)
+    opened(page, f"{origin}/docs")
     expect(page).to_have_title("Headgate: decision API")
-    answer = executed(page, page.locator("#operations-Checks-check"))
+    operation = page.locator("#operations-Checks-check")
+    try_out(operation)
+    assert_fits(page)
+    answer = executed(page, operation)
     assert answer.status == 200
     assert answer.json()["allowed"]
     assert_accessible(page)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_has_the_colours_of_the_system(browsing: Browsing, scheme: str) -> None:
-    page = opened(browsing.open(color_scheme=scheme), "/docs")
-    assert page.evaluate("document.documentElement.classList.contains('dark-mode')") is (scheme == "dark")
-    page.emulate_media(color_scheme="dark")
-    expect(page.locator("html")).to_have_class("dark-mode")
-
-
-def test_it_fits_a_phone(browsing: Browsing, decision: str) -> None:
-    for url, name in (("/docs", "#operations-Rules-create_rule"), (decision, "#operations-Checks-check")):
-        page = opened(browsing.open(width=PHONE), url)
-        page.locator(f"{name} .opblock-summary-control").click()
-        page.locator(name).get_by_role("button", name="Try it out").click()
-        assert_fits(page)

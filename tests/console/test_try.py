@@ -1,4 +1,4 @@
-"""A request is tried as often as somebody likes, and nothing is taken."""
+"""A request can be tried any number of times, and takes nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_request_is_explained_and_takes_nothing(plane: Plane, browsing: Browsi
     expect(page.locator("#result")).to_contain_text(f"by rule {rule}; the next one passes in 20")
 
 
-def test_the_commands_ask_the_same_of_the_decision_plane(plane: Plane, browsing: Browsing) -> None:
+def test_the_commands_send_the_same_request(plane: Plane, browsing: Browsing) -> None:
     rule, user, page = plane.rule(limit=3), 'it\'s "quoted" $HOME `id` -x', browsing.open("viewer", javascript=False)
     page.goto(f"/try?{urlencode({'user': user, 'path': f'/{rule}', 'method': 'PUT', 'attributes': 'a=b=c'})}")
     for name, expected in (("curl", '"remaining":3'), ("command", "3 of 3 left")):
@@ -58,13 +58,13 @@ def test_the_commands_ask_the_same_of_the_decision_plane(plane: Plane, browsing:
     assert plane.check(user, f"/{rule}")["remaining"] == 2
 
 
-def test_what_is_no_request_is_said_to_be_wrong(browsing: Browsing) -> None:
+def test_an_invalid_request_is_explained(browsing: Browsing) -> None:
     page = browsing.open("viewer")
     for given, expected in (
         ({"path": "/a/../../b"}, ".."),
-        ({"cost": "-1"}, "cost is a whole number from 0 to 100000"),
-        ({"ip": "1.2.3.4.5"}, "ip is an address such as"),
-        ({"attributes": "region"}, "an attribute is a line such as region=eu"),
+        ({"cost": "-1"}, "cost must be a whole number from 0 to 100000"),
+        ({"ip": "1.2.3.4.5"}, "ip must be an address such as"),
+        ({"attributes": "region"}, "an attribute must be a line such as region=eu"),
     ):
         page.goto(f"/try?{urlencode(given)}")
         expect(page.get_by_role("alert")).to_contain_text(expected)

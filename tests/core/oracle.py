@@ -1,4 +1,4 @@
-"""What each algorithm means, from first principles: fractions, and the list of all that was admitted.
+"""The meaning of each algorithm, from first principles: fractions, and the list of all admissions.
 
 Slow and obviously right. It shares nothing with the implementation but the quota.
 """
@@ -12,7 +12,7 @@ from headgate import Algorithm, Quota
 
 
 class Oracle:
-    """Remembers every admission, and says how much there is left at any later time.
+    """Keeps every admission, and computes what is left at any later time.
 
     The quota may be changed in between. What a bucket has lost then comes back at the rate of the last admission.
     """
@@ -61,7 +61,6 @@ class Oracle:
         return None
 
     def _level(self, now: int) -> Fraction:
-        """Return what is missing from a full bucket."""
         level, last, rate = Fraction(0), 0, Fraction(0)
         for (at, cost), quota in zip([*self.admitted, (now, 0)], [*self.by, self.quota], strict=True):
             level = max(Fraction(0), level - rate * (at - last)) + cost

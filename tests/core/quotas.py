@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from headgate import Algorithm, HeadgateError, Quota
+from headgate import Algorithm, Calendar, HeadgateError, Quota
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
@@ -56,17 +56,59 @@ def odd_buckets(draw: st.DrawFn) -> Quota:
     return Quota(draw(st.integers(1, 12)), window, burst=draw(st.integers(0, 6)), refill_every_us=every)
 
 
+QUEUES = st.builds(
+    lambda limit, window, burst: Quota(limit, window, burst=burst, algorithm=Algorithm.LEAKY_BUCKET, queue=True),
+    st.integers(1, 12),
+    st.integers(1, 10**7),
+    st.integers(0, 6),
+)
+
+
+def gaps(quota: Quota) -> st.SearchStrategy[int]:
+    """Return times between requests that matter for `quota`: mostly short ones."""
+    interval = max(1, quota.window_us // max(1, quota.limit))
+    short = st.sampled_from([0, 0, 0, 1, interval // 2, interval, quota.refill_every_us])
+    return st.one_of(short, st.integers(0, 2 * interval), st.integers(0, 2 * quota.window_us))
+
+
 def acceptable(limit: int, window_us: int, burst: int, algorithm: Algorithm) -> Quota | None:
-    """Return the quota, if it is one."""
     try:
         return Quota(limit, window_us, burst=burst, algorithm=algorithm)
     except HeadgateError:
         return None
 
 
+calendars = st.builds(
+    lambda limit, unit, zone: Quota.per(limit, Calendar(unit, zone)),
+    st.integers(1, 9),
+    st.sampled_from(["day", "week", "month", "year"]),
+    st.sampled_from(
+        ["Europe/Berlin", "UTC", "Australia/Lord_Howe", "Pacific/Apia", "America/Sao_Paulo", "America/St_Johns"]
+    ),
+)
+
+
+@st.composite
+def calendar_traces(draw: st.DrawFn, quota: Quota) -> list[tuple[int, int]]:
+    """Requests as (time, cost) between 1995 and 2060, many of them around the boundaries of periods."""
+    assert quota.calendar
+    now, trace = draw(st.integers(800_000_000, 2_800_000_000)) * 10**6, []
+    costs, from_now = st.integers(1, quota.limit), st.integers(0, 7200 * SECOND) | st.integers(0, 2 * quota.window_us)
+    steps = from_now.map(lambda gap: (False, gap)) | st.sampled_from(
+        [(False, 0), (False, 0), (False, 1), (True, -1), (True, 0), (True, 1)]
+    )
+    for _ in range(draw(st.integers(1, 30))):  # strategies are made before: each takes longer than to draw from it
+        at_the_end, gap = draw(steps)
+        now = (quota.calendar.bounds(now)[1] if at_the_end else now) + gap
+        trace.append((now, draw(costs)))
+    return trace
+
+
 @st.composite
 def traces(draw: st.DrawFn, quota: Quota) -> list[tuple[int, int]]:
     """Requests as (time, cost), with gaps that matter for `quota`: none, a microsecond, an interval, a window."""
+    if quota.calendar:
+        return draw(calendar_traces(quota))
     interval = max(1, quota.window_us // max(1, quota.limit))
     gaps = st.one_of(
         st.sampled_from([0, 0, 1, interval, interval + 1, quota.window_us - 1, quota.window_us]),

@@ -59,12 +59,10 @@ def at(zone: str, *local: int) -> int:
 
 
 def shown(zone: str, moment: int) -> datetime:
-    """Return what the clocks of `zone` show."""
     return (EPOCH + timedelta(microseconds=moment)).astimezone(ZoneInfo(zone)).replace(tzinfo=None)
 
 
 def first_day(unit: str, day: date) -> date:
-    """Return the first day of the period that has `day`."""
     return {
         "day": day,
         "week": date.fromisocalendar(*day.isocalendar()[:2], 1),
@@ -75,38 +73,32 @@ def first_day(unit: str, day: date) -> date:
 
 class TestEveryZone:
     @given(st.sampled_from(UNITS), zones, moments)
-    def test_a_moment_is_in_its_period(self, unit: str, zone: str, now: int) -> None:
-        start, end = Calendar(unit, zone).bounds(now)
-        assert start <= now < end
-        assert type(start) is type(end) is int
-        assert end - start <= Calendar(unit, zone).window_us + SHIFT_US
+    def test_a_period_begins_and_ends_with_its_first_and_last_moment(self, unit: str, zone: str, now: int) -> None:
+        """It begins at midnight, or at the first moment after a gap: just before, the clocks show the period before.
 
-    @given(st.sampled_from(UNITS), zones, moments)
-    def test_a_period_begins_at_the_first_moment_of_its_first_day(self, unit: str, zone: str, now: int) -> None:
-        """At midnight, or at the first moment after a gap: just before, the clocks show the period before."""
-        start, _ = Calendar(unit, zone).bounds(now)
-        local = shown(zone, start)
-        before = shown(zone, start - 1)
-        assert first_day(unit, local.date()) > first_day(unit, before.date())
-        if local != datetime.combine(first_day(unit, local.date()), datetime.min.time()):
+        In between they show the period, unless they were set back.
+        """
+        start, end = Calendar(unit, zone).bounds(now)
+        local, before = shown(zone, start), shown(zone, start - 1)
+        period, showing = first_day(unit, local.date()), first_day(unit, shown(zone, now).date())
+        assert period > first_day(unit, before.date())
+        if local != datetime.combine(period, datetime.min.time()):
             midnight = datetime.combine(local.date(), datetime.min.time(), ZoneInfo(zone))
             there_and_back = midnight.astimezone(UTC).astimezone(ZoneInfo(zone)).replace(tzinfo=None)
             assert there_and_back != midnight.replace(tzinfo=None), "midnight does not exist"
             assert before.date() < local.date()
-
-    @given(st.sampled_from(UNITS), zones, moments)
-    def test_the_clocks_show_the_period_unless_they_were_set_back(self, unit: str, zone: str, now: int) -> None:
-        start, end = Calendar(unit, zone).bounds(now)
-        period, showing = first_day(unit, shown(zone, start).date()), first_day(unit, shown(zone, now).date())
-        if showing != period:
-            assert showing < period
-            assert now - start < DAY_US
+        assert showing == period or (showing < period and now - start < DAY_US)
         assert first_day(unit, shown(zone, end).date()) > period
 
     @given(st.sampled_from(UNITS), zones, moments, st.integers(1, 40))
-    def test_periods_follow_each_other_without_a_gap(self, unit: str, zone: str, now: int, count: int) -> None:
+    def test_periods_have_their_moments_and_follow_each_other(self, unit: str, zone: str, now: int, count: int) -> None:
         periods = Calendar(unit, zone)
-        found = [periods.bounds(now)]
+        start, end, after = periods.around(now)
+        assert type(start) is type(end) is int
+        assert start <= now < end
+        assert end - start <= periods.window_us + SHIFT_US
+        found = [periods.bounds(now), periods.bounds(end)]
+        assert found == [(start, end), (end, after)]
         for _ in range(count):
             found.append(periods.bounds(found[-1][1]))
         assert all(before[1] == after[0] for before, after in pairwise(found))
@@ -114,25 +106,18 @@ class TestEveryZone:
             fresh = Calendar(unit, zone)
             assert fresh.bounds(end - 1) == fresh.bounds(start) == (start, end)
 
-    @given(st.sampled_from(UNITS), zones, moments)
-    def test_around_is_this_period_and_the_next(self, unit: str, zone: str, now: int) -> None:
-        periods = Calendar(unit, zone)
-        start, end, after = periods.around(now)
-        assert (start, end) == periods.bounds(now)
-        assert (end, after) == periods.bounds(end)
-
     @pytest.mark.parametrize("zone", AWKWARD)
     def test_all_days_of_a_generation(self, zone: str) -> None:
         """Counted: none is missing but those that a zone skipped."""
-        days, now = Calendar("day", zone), at(zone, 1990, 1, 1)
-        end, count = at(zone, 2028, 1, 1), 0
+        days, now = Calendar("day", zone), at(zone, 1993, 1, 1)
+        end, count = at(zone, 2016, 1, 1), 0
         while now < end:
             start, now = days.bounds(now)
             count += 1
             assert 20 * HOUR <= now - start <= 27 * HOUR
         assert now == end
         skipped = zone in {"Pacific/Apia", "Pacific/Kiritimati", "Pacific/Kwajalein"}
-        assert count == (date(2028, 1, 1) - date(1990, 1, 1)).days - skipped
+        assert count == (date(2016, 1, 1) - date(1993, 1, 1)).days - skipped
 
     @pytest.mark.parametrize("unit", UNITS)
     @pytest.mark.parametrize("seconds", [-(1 << 53) // 10**6, -1, 0, 1, (1 << 53) // 10**6])
@@ -168,50 +153,6 @@ class TestByHand:
         assert shown(zone, start) == datetime(*day) + timedelta(hours=begins)  # noqa: DTZ001  local time
         assert end - start == hours * HOUR
 
-    def test_a_skipped_day(self) -> None:
-        days, now = Calendar("day", "Pacific/Apia"), at("Pacific/Apia", 2011, 12, 29, 12)
-        start, end, after = days.around(now)
-        assert (end - start, after - end) == (DAY_US, DAY_US)
-        assert shown("Pacific/Apia", end - 1).date() == date(2011, 12, 29)
-        assert shown("Pacific/Apia", end).date() == date(2011, 12, 31)
-
-    @pytest.mark.parametrize("day", range(1, 29))
-    def test_weeks_begin_on_monday(self, day: int) -> None:
-        start, end = Calendar("week", "Asia/Tokyo").bounds(at("Asia/Tokyo", 2025, 9, day, 12))
-        monday = shown("Asia/Tokyo", start)
-        assert (monday.weekday(), monday.day) == (0, (day - 1) // 7 * 7 + 1)
-        assert end - start == 7 * DAY_US
-
-    @pytest.mark.parametrize(
-        ("month", "days", "hours"), [(1, 31, 0), (2, 28, 0), (3, 31, -1), (4, 30, 0), (10, 31, 1), (12, 31, 0)]
-    )
-    def test_months(self, month: int, days: int, hours: int) -> None:
-        start, end = Calendar("month", "Europe/Berlin").bounds(at("Europe/Berlin", 2025, month, 28))
-        assert start == at("Europe/Berlin", 2025, month, 1)
-        assert end - start == days * DAY_US + hours * HOUR
-
-    @pytest.mark.parametrize(("year", "days"), [(2023, 365), (2024, 366), (2025, 365), (2000, 366)])
-    def test_years(self, year: int, days: int) -> None:
-        start, end = Calendar("year", "America/New_York").bounds(at("America/New_York", year, 12, 31, 23, 59))
-        assert start == at("America/New_York", year, 1, 1)
-        assert end - start == days * DAY_US
-
-    def test_zones_begin_their_days_at_different_moments(self) -> None:
-        now = at("UTC", 2025, 6, 15, 12)
-        starts = {zone: Calendar("day", zone).bounds(now)[0] for zone in ("UTC", "Asia/Kathmandu", "Pacific/Chatham")}
-        assert starts == {
-            "UTC": at("UTC", 2025, 6, 15),
-            "Asia/Kathmandu": at("UTC", 2025, 6, 14, 18, 15),
-            "Pacific/Chatham": at("UTC", 2025, 6, 15, 11, 15),
-        }
-
-    def test_one_period_is_found_at_once(self) -> None:
-        months, now = Calendar("month", "Europe/Berlin"), at("Europe/Berlin", 2025, 6, 1)
-        first = months.around(now)
-        assert all(months.around(now + day * DAY_US) is first for day in range(30))
-        assert months.around(now + 30 * DAY_US) is not first
-        assert months.around(now) == first
-
 
 class TestValue:
     def test_is_frozen_hashable_and_equal_by_unit_and_zone(self) -> None:
@@ -223,7 +164,7 @@ class TestValue:
         with pytest.raises(FrozenInstanceError):
             changed.unit = "week"
 
-    def test_is_utc_unless_told(self) -> None:
+    def test_the_default_is_utc(self) -> None:
         assert Calendar("day") == Calendar("day", "UTC")
 
     def test_text(self) -> None:
@@ -243,7 +184,7 @@ class TestErrors:
     def test_bad_unit(self, unit: Any) -> None:
         with pytest.raises(InvalidQuota) as error:
             Calendar(unit)
-        assert str(error.value) == f"the unit of a calendar is day, week, month or year, not {unit!r}"
+        assert str(error.value) == f"the unit of a calendar must be day, week, month or year, not {unit!r}"
 
     @pytest.mark.parametrize(
         ("zone", "near"),
@@ -265,19 +206,17 @@ class TestErrors:
 
     @pytest.mark.parametrize(
         "zone",
-        ["", "?", "localtime", "../../etc/passwd", "zone.tab", "Q", "|", "UTC|", "\x00", "é", None, 5, b"UTC"],
+        [
+            *("", "?", "localtime", "../../etc/passwd", "zone.tab", "Q", "|", "UTC|", "\x00", "é", None, 5, b"UTC"),
+            *("America", "leapseconds", "posixrules"),
+        ],
         ids=repr,
     )
     def test_no_zone(self, zone: Any) -> None:
-        """Not what is another zone on every machine, and not what is outside the folder of zones."""
+        """Neither one that differs between machines, nor a file outside the folder of zones, nor another file in it."""
         with pytest.raises(InvalidQuota) as error:
             Calendar("day", zone)
         assert str(error.value).startswith(f"unknown time zone {zone!r}: ")
-
-    @pytest.mark.parametrize("zone", ["America", "leapseconds", "posixrules"])
-    def test_what_is_in_the_folder_and_no_zone(self, zone: str) -> None:
-        with pytest.raises(InvalidQuota, match=f"^unknown time zone '{zone}': "):
-            Calendar("day", zone)
 
     def test_a_long_name_is_not_repeated_at_length(self) -> None:
         with pytest.raises(InvalidQuota) as error:
@@ -309,5 +248,5 @@ class TestWithoutTimeZoneData:
             '("pip install tzdata")'
         )
 
-    def test_utc_needs_none(self) -> None:
+    def test_utc_needs_no_data(self) -> None:
         assert Calendar("day", "UTC").bounds(DAY_US + 1) == (DAY_US, 2 * DAY_US)

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from headgate.core.algorithms import Algorithm, void_at
-from headgate.core.quota import Quota
+from headgate import Algorithm, Calendar, Quota
 from tests.core import test_buckets
 from tests.core.test_buckets import SECOND, Row
+from tests.core.test_calendar import HOUR, at
 
 MINUTE = 60 * SECOND
 MIDNIGHT = 20_000 * 86_400 * SECOND
@@ -36,52 +36,7 @@ def test_counts_until_the_window_ends() -> None:
     )
 
 
-def test_admits_twice_the_limit_around_a_boundary_and_no_more() -> None:
-    play(
-        fixed(3),
-        [
-            (59_999_999, 3, True, 0, 0, 1),
-            (MINUTE, 3, True, 0, 0, MINUTE),
-            (MINUTE + 1, 1, False, 0, MINUTE - 1, MINUTE - 1),
-            (2 * MINUTE - 1, 1, False, 0, 1, 1),
-        ],
-    )
-
-
-@pytest.mark.parametrize("window_us", [1, 7 * SECOND, MINUTE, 3600 * SECOND, 86_400 * SECOND])
-def test_windows_are_aligned_to_the_epoch(window_us: int) -> None:
-    """Not to the first request: one that comes in the last microsecond is forgotten in the next."""
-    quota, boundary = fixed(2, window_us), 12_345_678 * window_us
-    state, last = quota.step(None, 2, boundary - 1)
-    assert last.reset_after_us == 1
-    assert quota.step(state, 2, boundary)[1].reset_after_us == window_us
-
-
-def test_a_look_takes_nothing() -> None:
-    play(fixed(3), [(0, 1, True, 2, 0, MINUTE), *[(0, 0, True, 2, 0, MINUTE)] * 3, (0, 2, True, 0, 0, MINUTE)])
-
-
-def test_a_refund_gives_back_at_most_what_is_used() -> None:
-    state = play(
-        fixed(3),
-        [
-            (0, -1, True, 3, 0, 0),
-            (0, 3, True, 0, 0, MINUTE),
-            (5 * SECOND, -1, True, 1, 0, 55 * SECOND),
-            (5 * SECOND, -9, True, 3, 0, 0),
-        ],
-    )
-    assert void_at(state, fixed(3)) == 0
-    play(fixed(3), [(5 * SECOND, 3, True, 0, 0, 55 * SECOND), (5 * SECOND, 1, False, 0, 55 * SECOND, 55 * SECOND)])
-
-
-def test_a_refund_after_the_window_gives_nothing_back() -> None:
-    play(fixed(3), [(0, 3, True, 0, 0, MINUTE), (MINUTE, -2, True, 3, 0, 0), (MINUTE, 3, True, 0, 0, MINUTE)])
-
-
 class TestChangedLimit:
-    """The same state under another limit: what was used stays used."""
-
     used_4 = fixed(5).step(None, 4, MIDNIGHT)[0]
 
     @pytest.mark.parametrize(
@@ -105,19 +60,50 @@ class TestClockFallsBack:
 
     used_2 = fixed(3).step(None, 2, MIDNIGHT + 90 * SECOND)[0]  # in the second minute of the day
 
-    def test_within_the_window(self) -> None:
-        play(fixed(3), [(MINUTE, 1, True, 0, 0, MINUTE)], self.used_2)
-
-    @pytest.mark.parametrize("now", [0, 50 * SECOND, MINUTE - 1])
-    def test_by_up_to_a_window(self, now: int) -> None:
-        wait = 2 * MINUTE - now
-        kept = play(fixed(3), [(now, 2, False, 1, wait, wait)], self.used_2)
-        assert kept is self.used_2
-        play(fixed(3), [(now, 1, True, 0, 0, wait), (now, 1, False, 0, wait, wait)], self.used_2)
-
     @pytest.mark.parametrize(("now", "left"), [(-1, 1), (-10 * SECOND, 10 * SECOND), (-7 * MINUTE, MINUTE)])
     def test_by_more_than_a_window(self, now: int, left: int) -> None:
         """The denial mends the state: from the end of the present window on, all is free again."""
         mended = play(fixed(3), [(now, 2, False, 1, left, left)], self.used_2)
         assert mended != self.used_2
         play(fixed(3), [(now + left - 1, 2, False, 1, 1, 1), (now + left, 2, True, 1, 0, MINUTE)], mended)
+
+
+@pytest.mark.parametrize(
+    ("unit", "rows"),
+    [
+        (
+            "day",
+            [
+                ((2025, 3, 30), 2, True, 1, 0, 23),
+                ((2025, 3, 30, 1), 2, False, 1, 22, 22),
+                ((2025, 3, 30, 3), 1, True, 0, 0, 21),
+                ((2025, 3, 30, 23), 1, False, 0, 1, 1),
+                ((2025, 3, 31), 3, True, 0, 0, 24),
+                ((2025, 10, 26), 3, True, 0, 0, 25),
+                ((2025, 10, 26, 12), 1, False, 0, 12, 12),
+                ((2025, 10, 27), 0, True, 3, 0, 0),
+            ],
+        ),
+        (
+            "month",
+            [
+                ((2025, 2, 27, 23), 3, True, 0, 0, 25),
+                ((2025, 2, 28, 23), 1, False, 0, 1, 1),
+                ((2025, 3, 1), 3, True, 0, 0, 31 * 24 - 1),
+                ((2025, 3, 1), -1, True, 1, 0, 31 * 24 - 1),
+                ((2025, 3, 31, 23), 2, False, 1, 1, 1),
+                ((2025, 4, 1), 2, True, 1, 0, 30 * 24),
+            ],
+        ),
+        ("week", [((2025, 6, 15, 23), 3, True, 0, 0, 1), ((2025, 6, 16), 1, True, 2, 0, 7 * 24)]),
+        ("year", [((2024, 12, 31, 23), 3, True, 0, 0, 1), ((2025, 1, 1), 1, True, 2, 0, 365 * 24)]),
+    ],
+    ids=["day", "month", "week", "year"],
+)
+def test_by_the_calendar(unit: str, rows: list[tuple[tuple[int, ...], int, bool, int, float, float]]) -> None:
+    """Each row is (local time in Berlin, cost, allowed, remaining, retry_after, reset_after), durations in hours."""
+    quota, state = Quota.per(3, Calendar(unit, "Europe/Berlin")), None
+    for local, cost, *expected in rows:
+        state, said = quota.step(state, cost, at("Europe/Berlin", *local))
+        waits = [said.retry_after_us // HOUR, said.reset_after_us // HOUR]
+        assert [said.allowed, said.remaining, *waits] == expected, local

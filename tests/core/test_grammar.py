@@ -1,4 +1,4 @@
-"""The text form of quotas: what is read, and what the user is told about what is not."""
+"""The text form of quotas, and the errors of other texts."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from headgate.core.algorithms import Algorithm
-from headgate.core.calendar import Calendar
-from headgate.core.errors import InvalidQuota
+from headgate import Algorithm, Calendar, InvalidQuota, Quota
 from headgate.core.grammar import EXAMPLES, MAX_TEXT
 from headgate.core.numbers import EXACT
-from headgate.core.quota import MAX_WINDOW_US, Quota
+from headgate.core.quota import MAX_WINDOW_US
 from tests.core.quotas import acceptable, quotas
 
 SECOND = 1_000_000
@@ -47,13 +45,9 @@ class TestForms:
             ("10/s burst 1_0", Quota(10, SECOND, burst=10)),
             ("4/s leaky_bucket queue", Quota(4, SECOND, algorithm=Algorithm.LEAKY_BUCKET, queue=True)),
             ("4/s queue burst 2 leaky_bucket", Quota(4, SECOND, 2, Algorithm.LEAKY_BUCKET, queue=True)),
-            ("4/s gcra burst 2", Quota(4, SECOND, 2, Algorithm.GCRA)),
             ("10/s burst 0", Quota(10, SECOND)),
             ("10/s capacity 5", Quota(10, SECOND, burst=-5)),
-            ("10/s capacity 1", Quota(10, SECOND, burst=-9)),
-            ("10/s capacity 10", Quota(10, SECOND)),
             ("10/s capacity 2_5", Quota(10, SECOND, burst=15)),
-            ("10/s GCRA Capacity 5", Quota(10, SECOND, -5, Algorithm.GCRA)),
             ("4/s queue capacity 2 leaky_bucket", Quota(4, SECOND, -2, Algorithm.LEAKY_BUCKET, queue=True)),
             ("4/s fixed_window capacity 4", Quota(4, SECOND, algorithm=Algorithm.FIXED_WINDOW)),
             ("007/s", Quota(7, SECOND)),
@@ -70,13 +64,6 @@ class TestForms:
     def test_units(self, length: int, name: str) -> None:
         every = [f"1/{name}", f"1/ {name}", f"1/1{name}", f"1 per {name}", f"1per1 {name}", f"1/{name.upper()}"]
         assert {Quota.parse(text) for text in every} == {(Quota(1, length),)}
-
-    @pytest.mark.parametrize("algorithm", list(Algorithm))
-    def test_algorithms(self, algorithm: Algorithm) -> None:
-        assert Quota.parse(f"5/s {algorithm}") == (Quota(5, SECOND, algorithm=algorithm),)
-
-    def test_sliding_window_is_the_counter(self) -> None:
-        assert Quota.parse("5/s sliding_window") == Quota.parse("5/s sliding_window_counter")
 
     @pytest.mark.parametrize(
         "text",
@@ -161,88 +148,65 @@ class TestRoundTrip:
 
 
 class TestErrors:
-    """The message repeats the text, says what was expected and what was found, and shows what is right."""
+    """The message has the text, what was expected and found there, and examples of valid texts."""
 
     unit = "a unit of time (us, ms, s, m, h, d, w or second, minute, hour, day, week)"
     option = '"burst", "capacity", "queue", "in" or an algorithm'
     period = "by the calendar of a time zone, a window is one day, week, month or year"
     zone = ', or "in" and a time zone after it'
-    twice = "burst is given twice (capacity is another way to say it)"
+    twice = "burst occurs twice (capacity is an alternative form)"
 
     @pytest.mark.parametrize(
         ("text", "what"),
         [
             ("", "expected a count, found the end"),
-            ("   ", "expected a count, found the end"),
-            (";", "expected a count, found the end"),
             ("10/s;", "expected a count, found the end"),
-            ("10/s;;5/m", "expected a count, found the end"),
             ("/s", "expected a count, found '/'"),
             ("ten/s", "expected a count, found 'ten'"),
             ("once", "expected a count, found 'once'"),
             ("10", 'expected "/" or "per", found the end'),
             ("10 s", 'expected "/" or "per", found \'s\''),
-            ("10s", 'expected "/" or "per", found \'s\''),
             ("1e3/s", 'expected "/" or "per", found \'e\''),
-            ("10 5/s", 'expected "/" or "per", found \'5\''),
             ("10/", f"expected {unit}, found the end"),
-            ("10/60", f"expected {unit}, found the end"),
             ("10/fortnight", f"expected {unit}, found 'fortnight'"),
-            ("10//s", f"expected {unit}, found '/'"),
-            ("10/5 5s", f"expected {unit}, found '5'"),
-            ("10/burst 5", f"expected {unit}, found 'burst'"),
             ("10/month", f"a month has no fixed length: write 30d{zone}"),
             ("10/mo", f"a mo has no fixed length: write 30d{zone}"),
             ("10/2 months", f"a months has no fixed length: write 60d{zone}"),
             ("10/year", f"a year has no fixed length: write 365d{zone}"),
-            ("10/y", f"a y has no fixed length: write 365d{zone}"),
-            ("10/month burst 5", f"a month has no fixed length: write 30d{zone}"),
             ("10/0s", "a window cannot be empty"),
             ("10/0 months", "a window cannot be empty"),
             ("10/day in", "expected the name of a time zone after in, found the end"),
             ("10/2 months in UTC", period),
             ("10/hour in UTC", period),
-            ("10/day in UTC in UTC", "calendar is given twice"),
+            ("10/day in UTC in UTC", "calendar occurs twice"),
             ("0 once", "expected a count of at least 1 before once, found the end"),
             ("100 once nonsense", "expected nothing after once, found 'nonsense'"),
             ("100 once burst 5", "expected nothing after once, found 'burst'"),
-            ("100 once gcra", "expected nothing after once, found 'gcra'"),
-            ("100 once once", "expected nothing after once, found 'once'"),
             ("1__0/s", "cannot read '1__0/s'"),
             ("1_/s", "cannot read '1_/s'"),
-            ("1_a/s", "cannot read '1_a/s'"),
             ("10/1_ms", "cannot read '1_ms'"),
             ("10/s 20", f"expected {option}, found '20'"),
             ("10/s / 20", f"expected {option}, found '/'"),
-            ("10/s per 20", f"expected {option}, found 'per'"),
             ("10/s xyzzy", f"expected {option}, found 'xyzzy'"),
             ("10/s brust 20", f"expected {option} (did you mean burst?), found 'brust'"),
             ("10/s capcity 20", f"expected {option} (did you mean capacity?), found 'capcity'"),
-            ("10/s que leaky_bucket", f"expected {option} (did you mean queue?), found 'que'"),
             ("10/s tokenbucket", f"expected {option} (did you mean token_bucket?), found 'tokenbucket'"),
-            ("10/s fixed_windows", f"expected {option} (did you mean fixed_window?), found 'fixed_windows'"),
             ("10/s burst", "expected a count after burst, found the end"),
             ("10/s burst gcra", "expected a count after burst, found 'gcra'"),
             ("10/s capacity", "expected a count after capacity of at least 1, found the end"),
-            ("10/s capacity gcra", "expected a count after capacity of at least 1, found 'gcra'"),
             ("10/s capacity -5", "cannot read '-5'"),
-            ("100 once capacity 5", "expected nothing after once, found 'capacity'"),
             ("10/s burst 5 burst 5", twice),
             ("10/s burst 5 capacity 15", twice),
             ("10/s capacity 5 gcra burst 5", twice),
-            ("10/s capacity 5 capacity 5", twice),
-            ("10/s gcra gcra", "algorithm is given twice"),
-            ("10/s gcra token_bucket", "algorithm is given twice"),
-            ("10/s leaky_bucket queue queue", "queue is given twice"),
+            ("10/s gcra gcra", "algorithm occurs twice"),
+            ("10/s leaky_bucket queue queue", "queue occurs twice"),
             ("10/s fixed-window", "cannot read '-window'"),
             ("-5/s", "cannot read '-5/s'"),
-            ("+5/s", "cannot read '+5/s'"),
             ("1.5/s", "cannot read '1.5/s'"),
             ("1,000/s", "cannot read '1,000/s'"),
             ("10/1.5s", "cannot read '1.5s'"),
             ("10/s, 5/m", "cannot read ', 5/m'"),
             ("10/s\x00", "cannot read '\\x00'"),
-            ("½/s", "cannot read '½/s'"),
             ("²/s", "cannot read '²/s'"),
             ("10/µs", "cannot read 'µs'"),
         ],
@@ -260,18 +224,13 @@ class TestErrors:
             ("99999999999999999999/s", "limit must be a whole number from 1 to"),
             ("10/s burst 99999999999999999999", f"burst must be a whole number from -9 to {EXACT}, not"),
             ("10/s capacity 0", "expected a count after capacity of at least 1, found '0'"),
-            ("10/s gcra capacity 0", "expected a count after capacity of at least 1, found '0'"),
             ("10/s capacity 99999999999999999999", f"burst must be a whole number from -9 to {EXACT}, not"),
             ("10/s fixed_window burst 5", "fixed_window has no burst"),
-            ("10/s fixed_window capacity 15", "fixed_window has no burst"),
             ("10/s fixed_window capacity 5", "fixed_window has no burst"),
             ("10/s queue", "only leaky_bucket can be a queue, not token_bucket"),
             ("1/365d burst 100", "a capacity of 101 would take 101 years to come back"),
             ("5/s; 0/m", "limit must be a whole number from 1 to"),
-            ("5/s; 0/day in UTC", "limit must be a whole number from 1 to"),
             ("5/day in Europe/Berln", "unknown time zone 'Europe/Berln': did you mean Europe/Berlin?"),
-            ("5/day in europe/berlin", "unknown time zone 'europe/berlin': did you mean Europe/Berlin?"),
-            ("5/day in ../UTC", "unknown time zone '../UTC': did you mean UTC?"),
             ("5/day gcra in UTC", "only fixed_window counts by a calendar, not gcra"),
             ("5/day in UTC burst 5", "fixed_window has no burst"),
         ],
@@ -286,7 +245,18 @@ class TestErrors:
     def test_not_text(self, bad: Any) -> None:
         with pytest.raises(InvalidQuota) as error:
             Quota.parse(bad)
-        assert str(error.value).startswith(f"a quota is text such as {EXAMPLES}, not {repr(bad)[:50]}")
+        assert str(error.value).startswith(f"a quota must be text such as {EXAMPLES}, not {repr(bad)[:50]}")
+
+
+KNOWN = [
+    *"0123456789_/;. ,-\x00\u0660",
+    *("per", "once", "burst", "capacity", "queue", "s", "day", "month", " in ", "UTC", "gcra", "fixed_window"),
+]
+
+
+def _misspelled(text: str, at: int, wrong: str, dropped: int) -> str:
+    at %= len(text) + 1
+    return text[:at] + wrong + text[at + dropped :]
 
 
 class TestHostileText:
@@ -305,12 +275,13 @@ class TestHostileText:
         ids=["count", "window", "spaces", "quotas", "NUL", "brackets"],
     )
     def test_very_long(self, text: str) -> None:
-        with pytest.raises(InvalidQuota, match=f"^a quota text has at most {MAX_TEXT} characters, not {len(text)}$"):
+        with pytest.raises(
+            InvalidQuota, match=f"^a quota text must have at most {MAX_TEXT} characters, not {len(text)}$"
+        ):
             Quota.parse(text)
 
     @pytest.mark.parametrize(
-        ("text", "low"),
-        [("{}/s", 1), ("10/{}s", 1), ("10/s burst {}", -9), ("10/s capacity {}", -9), ("{} once", 0)],
+        ("text", "low"), [("{}/s", 1), ("10/{}s", 1), ("10/s burst {}", -9), ("10/s capacity {}", -9), ("{} once", 0)]
     )
     def test_a_number_as_long_as_the_text_may_be(self, text: str, low: int) -> None:
         with pytest.raises(InvalidQuota, match=f"must be a whole number from {low} to"):
@@ -321,50 +292,20 @@ class TestHostileText:
         with pytest.raises(InvalidQuota, match=f"cannot read '{digits}/s'"):
             Quota.parse(f"{digits}/s")
 
-    @given(st.text(max_size=50))
+    @given(
+        st.text(max_size=50)
+        | st.lists(st.sampled_from(KNOWN), max_size=12).map("".join)
+        | st.builds(_misspelled, quotas().map(str), st.integers(0, 100), st.characters(), st.integers(0, 1))
+    )
     @example("1\u0660/s")
     @example("\u212a/s")
     @example("1/\u017f")
     @example("\u0130")
     @example("\ud800/s")
+    @settings(max_examples=100)
     def test_any_text(self, text: str) -> None:
-        _parse(text)
-
-    @given(
-        st.lists(
-            st.sampled_from(
-                [
-                    *"0123456789_/;. ,-\x00\u0660",
-                    "per",
-                    "once",
-                    "burst",
-                    "capacity",
-                    "queue",
-                    "s",
-                    "day",
-                    "month",
-                    " in ",
-                    "UTC",
-                    "gcra",
-                    "fixed_window",
-                ]
-            ),
-            max_size=12,
-        ).map("".join)
-    )
-    def test_any_mixture_of_what_the_grammar_knows(self, text: str) -> None:
-        _parse(text)
-
-    @given(quotas(), st.data())
-    def test_any_quota_with_one_character_changed(self, quota: Quota, data: st.DataObject) -> None:
-        text = str(quota)
-        at = data.draw(st.integers(0, len(text)))
-        _parse(text[:at] + data.draw(st.characters()) + text[at + data.draw(st.integers(0, 1)) :])
-
-
-def _parse(text: str) -> None:
-    """Either returns quotas or raises InvalidQuota; anything else fails the test."""
-    try:
-        assert all(isinstance(quota, Quota) for quota in Quota.parse(text))
-    except InvalidQuota as error:
-        assert str(error)  # noqa: PT017  either is right
+        """Also mixtures of words of the grammar, and quotas with one wrong character."""
+        try:
+            assert all(isinstance(quota, Quota) for quota in Quota.parse(text))
+        except InvalidQuota as error:
+            assert str(error)  # noqa: PT017  either is right

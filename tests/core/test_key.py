@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.algorithms import Algorithm
-from headgate.core.errors import InvalidKey
+from headgate import Algorithm, InvalidKey, Quota
 from headgate.core.key import (
     LITERAL,
     LONGEST,
@@ -23,7 +22,6 @@ from headgate.core.key import (
     space,
 )
 from headgate.core.plan import Family
-from headgate.core.quota import Quota
 
 SECOND = 1_000_000
 QUOTAS = [Quota(1, window, algorithm=algorithm) for algorithm in Algorithm for window in (1, 11, SECOND)]
@@ -47,17 +45,12 @@ def test_different_parts_make_different_keys(one: tuple[str, Quota, str], other:
 
 
 @given(parts)
-def test_the_parts_can_be_told_apart(key: tuple[str, Quota, str]) -> None:
+def test_the_parts_are_distinct(key: tuple[str, Quota, str]) -> None:
     """The space has one bar, after the name; text is kept as it is, and a digest is bytes."""
     name, quota, principal = key
     place, who = full(*key)
     assert place.split("|") == [name, quota.shape]
     assert who == principal if len(principal) <= LITERAL else isinstance(who, bytes)
-
-
-@given(principals)
-def test_a_key_is_bounded(principal: str) -> None:
-    assert len(bounded(principal)) <= LITERAL
 
 
 def test_from_129_characters_on_a_principal_is_its_digest() -> None:
@@ -92,7 +85,7 @@ class TestNames:
     def test_bad(self, name: Any) -> None:
         with pytest.raises(InvalidKey) as error:
             checked_name(name)
-        assert str(error.value) == f"a name has 1 to 64 of A-Z a-z 0-9 _ . : / -, unlike {name!r}"
+        assert str(error.value) == f"a name must have 1 to 64 of A-Z a-z 0-9 _ . : / -, not {name!r}"
 
     def test_a_long_name_is_not_repeated_at_length(self) -> None:
         with pytest.raises(InvalidKey) as error:
@@ -115,11 +108,11 @@ class TestPrincipals:
         with pytest.raises(InvalidKey) as error:
             checked_principal(principal)
         kind = type(principal).__name__
-        assert str(error.value) == f"a key is text, such as 'user:42', not {kind}: decode or format it first"
+        assert str(error.value) == f"a key must be text, such as 'user:42', not {kind}: decode or format it first"
 
     @pytest.mark.parametrize("length", [0, LONGEST + 1, 1_000_000])
     def test_bad_length(self, length: int) -> None:
-        with pytest.raises(InvalidKey, match=f"^a key has 1 to 65536 characters, not {length}$"):
+        with pytest.raises(InvalidKey, match=f"^a key must have 1 to 65536 characters, not {length}$"):
             checked_principal("x" * length)
 
     @pytest.mark.parametrize(("principal", "at"), [("\ud800", 0), ("ab\udcff", 2), ("\ude00\ud83d", 0), ("é\udfff", 1)])
@@ -187,11 +180,11 @@ class TestOnceTokens:
     @pytest.mark.parametrize(
         ("key", "message"),
         [
-            ("", "an idempotency key has 1 to 512 characters, not 0"),
-            ("x" * 513, "an idempotency key has 1 to 512 characters, not 513"),
-            (b"key", "an idempotency key is text, such as 'order-1042', not bytes: decode or format it first"),
-            (None, "an idempotency key is text, such as 'order-1042', not NoneType: decode or format it first"),
-            (1042, "an idempotency key is text, such as 'order-1042', not int: decode or format it first"),
+            ("", "an idempotency key must have 1 to 512 characters, not 0"),
+            ("x" * 513, "an idempotency key must have 1 to 512 characters, not 513"),
+            (b"key", "an idempotency key must be text, such as 'order-1042', not bytes: decode or format it first"),
+            (None, "an idempotency key must be text, such as 'order-1042', not NoneType: decode or format it first"),
+            (1042, "an idempotency key must be text, such as 'order-1042', not int: decode or format it first"),
             ("ab\ud800", "an idempotency key must be valid Unicode text; character 2 is a lone surrogate"),
         ],
     )

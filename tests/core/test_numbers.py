@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.errors import InvalidCost, InvalidKey, InvalidQuota, UsageError
-from headgate.core.numbers import EXACT, fineness, printable, rate, whole
+from headgate.core.errors import InvalidQuota
+from headgate.core.numbers import EXACT, fineness, rate, whole
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
@@ -23,36 +23,19 @@ class TestWhole:
     def test_in_range(self, value: int) -> None:
         assert whole("x", value, -3, 7, InvalidQuota) == value
 
-    @pytest.mark.parametrize("value", [-4, 8, 1 << 53, 1 << 63, -(10**30)])
-    def test_out_of_range(self, value: int) -> None:
-        with pytest.raises(InvalidQuota, match=f"^x must be a whole number from -3 to 7, not {value}$"):
-            whole("x", value, -3, 7, InvalidQuota)
-
     @pytest.mark.parametrize(
-        "value",
-        [True, False, 1.0, 1e3, 0.5, nan, inf, "1", "", b"1", None, [1], Fraction(1), Decimal(1), 1j],
-        ids=repr,
+        "value", [True, False, 1.0, 1e3, 0.5, nan, inf, "1", "", b"1", None, [1], Fraction(1), Decimal(1), 1j], ids=repr
     )
     def test_not_whole(self, value: Any) -> None:
         with pytest.raises(InvalidQuota) as error:
             whole("x", value, -3, 7, InvalidQuota)
         assert str(error.value) == f"x must be a whole number from -3 to 7, not {value!r}"
 
-    @pytest.mark.parametrize("value", [10**5000, -(10**5000)], ids=["10**5000", "-10**5000"])
-    def test_a_number_too_long_to_be_printed(self, value: int) -> None:
-        with pytest.raises(InvalidQuota, match=r"^x must be a whole number from -3 to 7, not a number that long$"):
-            whole("x", value, -3, 7, InvalidQuota)
-
     def test_a_long_value_is_cut_short(self) -> None:
         with pytest.raises(InvalidQuota) as error:
             whole("x", "y" * 1000, -3, 7, InvalidQuota)
         start = "'" + "y" * 49
         assert str(error.value) == f"x must be a whole number from -3 to 7, not {start}... (1002 characters)"
-
-    @pytest.mark.parametrize("error", [InvalidCost, InvalidKey, InvalidQuota])
-    def test_raises_what_it_is_told_to(self, error: type[UsageError]) -> None:
-        with pytest.raises(error):
-            whole("x", 8, 1, 7, error)
 
 
 class TestRate:
@@ -108,27 +91,3 @@ class TestRate:
         used = data.draw(st.integers(0, max(1, min(then, limit)) * old.unit))
         assert old.carried(used, new) == ceil(Fraction(used * new.unit, old.unit))
         assert old.units(used) == ceil(Fraction(used, old.unit))
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("", ""),
-        ("orders für alle", "orders für alle"),
-        ("a\tb\n", "a\\tb\\n"),
-        ("\x1b[31m", "\\x1b[31m"),
-        ("left\u202eright", "left\\u202eright"),
-    ],
-)
-def test_what_is_not_printable_is_written_out(text: str, shown: str) -> None:
-    assert printable(text) == shown
-
-
-def test_what_is_too_long_for_a_line_is_cut() -> None:
-    assert printable("x" * 100, 30) == f"{'x' * 10}... (100 characters)"
-    assert printable("x" * 30, 30) == "x" * 30
-
-
-@given(st.text())
-def test_what_is_written_out_is_printable(text: str) -> None:
-    assert printable(text).isprintable()

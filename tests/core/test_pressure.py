@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.algorithms import Algorithm, State
-from headgate.core.decision import Decision
-from headgate.core.pressure import Pressure
-from headgate.core.quota import Quota
+from headgate import Algorithm, Decision, Pressure, Quota
+from headgate.core.algorithms import State
 from tests.core.quotas import quotas
 
 SECOND = 1_000_000
@@ -74,82 +72,6 @@ def test_up_and_down_again(quota: Quota) -> None:
     ]
 
 
-@pytest.mark.parametrize("quota", KINDS, ids=str)
-def test_a_refused_request_is_throttled_however_little_is_used(quota: Quota) -> None:
-    state, _ = quota.step(None, 2, START)
-    state, refusal = quota.step(state, 9, START)
-    assert (refusal.used, refusal.state) == (2, THROTTLED)
-    assert quota.step(state, 1, START)[1].state is NORMAL
-
-
-@pytest.mark.parametrize("quota", KINDS, ids=str)
-def test_a_look_does_not_change_it(quota: Quota) -> None:
-    state, _ = quota.step(None, 9, START)
-    assert [quota.step(state, 0, START)[1].state for _ in range(2)] == [WARNING, WARNING]
-    state, _ = quota.step(state, -1, START)
-    assert quota.step(state, 0, START)[1].state is WARNING
-
-
-def test_warning_ends_while_the_key_rests() -> None:
-    """It falls to 6 of 10 within 300 ms; back at 8 it is a normal 8."""
-    quota = Quota(10, SECOND)
-    warned, _ = quota.step(None, 9, START)
-    assert quota.step(warned, 0, START + 200_000)[1].state is WARNING
-    assert quota.step(warned, 1, START + 200_000)[1].state is WARNING  # found 7, made it 8
-    assert quota.step(warned, 0, START + 300_000)[1].state is NORMAL
-    assert quota.step(warned, 2, START + 300_000)[1].state is NORMAL  # found 6, made it 8
-    assert quota.step(warned, 3, START + 300_000)[1].state is WARNING
-
-
-def test_denied_requests_do_not_keep_a_key_in_warning() -> None:
-    quota = Quota(10, SECOND)
-    state, _ = quota.step(None, 9, START)
-    for at in range(0, 300_001, 50_000):
-        state, refusal = quota.step(state, 8, START + at)
-        assert refusal.state is THROTTLED
-    assert quota.step(state, 2, START + 300_000)[1].state is NORMAL
-
-
-@pytest.mark.parametrize(
-    ("warn", "calm", "expected"),
-    [
-        (100, 100, "nnnnnnnnnt"),  # never a warning
-        (100, 1, "nnnnnnnnnt"),
-        (1, 1, "wwwwwwwwwt"),
-        (50, 50, "nnnnnwwwwt"),
-        (55, 30, "nnnnnwwwwt"),
-        (99, 10, "nnnnnnnnnt"),
-        (89, 10, "nnnnnnnnwt"),
-    ],
-)
-def test_thresholds_are_configurable(warn: int, calm: int, expected: str) -> None:
-    quota = Quota(10, SECOND, warn_percent=warn, calm_percent=calm)
-    state: State = None
-    letters = ""
-    for _ in range(10):
-        state, decision = quota.step(state, 1, START)
-        letters += decision.state[0]
-    assert letters == expected
-
-
-def test_at_a_hundred_percent_there_is_no_warning_on_the_way_down_either() -> None:
-    """No key uses more than all of its capacity."""
-    quota = Quota(10, SECOND, warn_percent=100, calm_percent=70)
-    state, spent = quota.step(None, 10, START)
-    assert spent.state is THROTTLED
-    assert quota.step(state, -1, START)[1].state is NORMAL
-
-
-def test_a_limit_of_one_is_normal_or_throttled() -> None:
-    quota = Quota(1, SECOND)
-    state, decision = quota.step(None, 0, START)
-    assert decision.state is NORMAL
-    state, decision = quota.step(state, 1, START)
-    assert decision.state is THROTTLED
-    assert quota.step(state, 0, START)[1].state is THROTTLED
-    assert quota.step(state, -1, START)[1].state is NORMAL
-
-
 def test_a_lowered_limit_throttles_at_once() -> None:
     state, _ = Quota(10, SECOND).step(None, 5, START)
     assert Quota(5, SECOND).step(state, 0, START)[1].state is THROTTLED
@@ -175,7 +97,3 @@ def test_agrees_with_the_definition(quota: Quota, data: st.DataObject) -> None:
         after, said = quota.step(state, min(cost, quota.capacity), now)
         assert said.state is hysteresis.judge(found, said)
         state = after if cost else state
-
-
-def test_they_are_words() -> None:
-    assert [str(pressure) for pressure in Pressure] == ["normal", "warning", "throttled"]

@@ -16,11 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.algorithms import Algorithm
-from headgate.core.calendar import Calendar
-from headgate.core.errors import HeadgateError, InvalidQuota
+from headgate import Algorithm, Calendar, HeadgateError, InvalidQuota, Quota
 from headgate.core.numbers import EXACT
-from headgate.core.quota import MAX_WINDOW_US, ONE_OFF_WINDOW_US, Quota
+from headgate.core.quota import MAX_WINDOW_US, ONE_OFF_WINDOW_US
 from tests.core.quotas import AWKWARD, quotas
 
 SECOND = 1_000_000
@@ -46,14 +44,11 @@ def refusal(error: pytest.ExceptionInfo[InvalidQuota]) -> str:
 
 
 def five_per_second(name: str, value: Any) -> Quota:
-    """Return 5/s, except that the field `name` is `value`."""
     numbers: dict[str, Any] = {"limit": 5, "window_us": SECOND, name: value}
     return Quota(**numbers)
 
 
 class TestNumbers:
-    """Each number is an int in its range, or the message says which range that is."""
-
     ranges = (
         ("limit", 1, EXACT),
         ("window_us", 1, MAX_WINDOW_US),
@@ -80,7 +75,6 @@ class TestNumbers:
         ],
     )
     def test_is_whole_and_in_range(self, build: Callable[[Any], Quota], name: str, low: int, high: int) -> None:
-        """`test_numbers` has more that is not whole."""
         for value in (low - 1, low - SECOND, high + 1, 10**30, 1.0, True, False, None, "5"):
             with pytest.raises(InvalidQuota) as error:
                 build(value)
@@ -89,12 +83,6 @@ class TestNumbers:
             with pytest.raises(InvalidQuota) as error:
                 build(endless)
             assert refusal(error).startswith(f"{name} must be")
-
-    def test_a_long_value_is_not_repeated_at_length(self) -> None:
-        bad: Any = "5" * 1_000_000
-        with pytest.raises(InvalidQuota) as error:
-            Quota(bad, SECOND)
-        assert refusal(error).startswith("limit must be a whole number")
 
     @pytest.mark.parametrize(
         "quota",
@@ -154,7 +142,7 @@ class TestExactness:
             ("500 once", 0),
         ],
     )
-    def test_a_quota_says_by_how_much_it_rounds(self, text: str, rounding: Fraction) -> None:
+    def test_a_quota_has_its_rounding(self, text: str, rounding: Fraction) -> None:
         assert Quota.parse(text)[0].rounding == rounding
 
     @pytest.mark.parametrize(
@@ -169,13 +157,11 @@ class TestExactness:
             (1 << 51, 2, 10),
         ],
     )
-    def test_a_sliding_counter_says_in_which_grains_it_counts_time(
-        self, limit: int, window_us: int, grain_us: int
-    ) -> None:
+    def test_a_sliding_counter_has_its_grain(self, limit: int, window_us: int, grain_us: int) -> None:
         assert Quota(limit, window_us, algorithm=Algorithm.SLIDING_WINDOW_COUNTER).grain_us == grain_us
         assert Quota(5, window_us).grain_us == 1
 
-    @pytest.mark.parametrize("algorithm", [Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET, Algorithm.GCRA])
+    @pytest.mark.parametrize("algorithm", [algorithm for algorithm in Algorithm if algorithm.is_bucket])
     def test_more_than_can_be_counted(self, algorithm: Algorithm) -> None:
         with pytest.raises(InvalidQuota) as error:
             Quota(1, 86_400 * SECOND, burst=10**6, algorithm=algorithm)
@@ -187,7 +173,7 @@ class TestExactness:
             Quota((1 << 49) + 1, 86_400 * SECOND, algorithm=algorithm)
         assert refusal(error) == (
             f"{(1 << 49) + 1} per 86400000000 us with a capacity of {(1 << 49) + 1} cannot be counted: "
-            f"up to {1 << 49} can"
+            f"use at most {1 << 49}"
         )
 
     @pytest.mark.parametrize("limit", [10**6, 10**9, 999_983])
@@ -200,70 +186,60 @@ class TestExactness:
 
 
 class TestOptions:
-    """Options that an algorithm does not have are refused, with what to do instead."""
-
-    @pytest.mark.parametrize("queue", ["no", 1, None])
-    def test_a_queue_is_one_or_is_not(self, queue: Any) -> None:
-        with pytest.raises(InvalidQuota, match="queue must be True or False"):
-            Quota(5, SECOND, algorithm=Algorithm.LEAKY_BUCKET, queue=queue)
-
-    @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window_log", "sliding_window_counter"])
-    def test_windows_have_no_burst(self, algorithm: Any) -> None:
-        for burst in (1, -1):
-            with pytest.raises(InvalidQuota) as error:
-                Quota(5, SECOND, burst=burst, algorithm=algorithm)
-            assert refusal(error) == (
-                f"{algorithm} has no burst: raise the limit, or use token_bucket, leaky_bucket or gcra"
-            )
-
-    @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "gcra"])
-    def test_buckets_may_hold_less_than_the_limit(self, algorithm: Any) -> None:
-        assert Quota(5, SECOND, burst=-4, algorithm=algorithm).capacity == 1
-        with pytest.raises(InvalidQuota, match=f"^burst must be a whole number from -4 to {EXACT}, not -5$"):
-            Quota(5, SECOND, burst=-5, algorithm=algorithm)
-
-    def test_a_one_off_is_not_below_zero(self) -> None:
-        with pytest.raises(InvalidQuota, match=f"^burst must be a whole number from 0 to {EXACT}, not -1$"):
-            Quota(0, SECOND, burst=-1)
-
-    @pytest.mark.parametrize("algorithm", [name for name in Algorithm if name != "leaky_bucket"])
-    def test_only_a_leaky_bucket_is_a_queue(self, algorithm: Algorithm) -> None:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            *[
+                ({"algorithm": "leaky_bucket", "queue": queue}, "queue must be True or False")
+                for queue in ("no", 1, None)
+            ],
+            *[
+                (
+                    {"burst": burst, "algorithm": algorithm},
+                    f"{algorithm} has no burst: raise the limit, or use token_bucket, leaky_bucket or gcra",
+                )
+                for burst in (1, -1)
+                for algorithm in ("fixed_window", "sliding_window_log", "sliding_window_counter")
+            ],
+            *[
+                ({"burst": -5, "algorithm": each}, f"burst must be a whole number from -4 to {EXACT}, not -5")
+                for each in Algorithm
+                if each.is_bucket
+            ],
+            ({"limit": 0, "burst": -1}, f"burst must be a whole number from 0 to {EXACT}, not -1"),
+            *[
+                ({"algorithm": each, "queue": True}, f"only leaky_bucket can be a queue, not {each}")
+                for each in Algorithm
+                if each != "leaky_bucket"
+            ],
+            *[
+                ({"algorithm": each, "refill_every_us": 2}, f"only token_bucket has a refill interval, not {each}")
+                for each in Algorithm
+                if each != "token_bucket"
+            ],
+            *[
+                (
+                    {"limit": 0, "burst": 5 * each.is_bucket, "algorithm": each},
+                    f"limit must be a whole number from 1 to {EXACT}, not 0",
+                )
+                for each in Algorithm
+                if each != "token_bucket"
+            ],
+            *[
+                ({"algorithm": name}, f"unknown algorithm {name!r}: use one of {', '.join(Algorithm)}")
+                for name in ("", "token-bucket", "TOKEN_BUCKET", "tb", None, 5, ["gcra"])
+            ],
+        ],
+    )
+    def test_what_an_algorithm_does_not_have(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(InvalidQuota) as error:
-            Quota(5, SECOND, algorithm=algorithm, queue=True)
-        assert refusal(error) == f"only leaky_bucket can be a queue, not {algorithm}"
-
-    @pytest.mark.parametrize("algorithm", [name for name in Algorithm if name != "token_bucket"])
-    def test_only_a_token_bucket_refills_in_steps(self, algorithm: Algorithm) -> None:
-        with pytest.raises(InvalidQuota) as error:
-            Quota(5, SECOND, algorithm=algorithm, refill_every_us=2)
-        assert refusal(error) == f"only token_bucket has a refill interval, not {algorithm}"
-
-    @pytest.mark.parametrize("algorithm", [name for name in Algorithm if name != "token_bucket"])
-    def test_only_a_token_bucket_is_a_one_off(self, algorithm: Algorithm) -> None:
-        with pytest.raises(InvalidQuota, match=f"^limit must be a whole number from 1 to {EXACT}, not 0$"):
-            Quota(0, SECOND, burst=5 if algorithm.is_bucket else 0, algorithm=algorithm)
-
-    @pytest.mark.parametrize("name", ["", "token-bucket", "TOKEN_BUCKET", "tb", None, 5, []], ids=repr)
-    def test_unknown_algorithm(self, name: Any) -> None:
-        with pytest.raises(InvalidQuota) as error:
-            Quota(5, SECOND, algorithm=name)
-        assert refusal(error) == (
-            f"unknown algorithm {name!r}: use one of token_bucket, leaky_bucket, fixed_window, sliding_window_log, "
-            "sliding_window_counter, gcra"
-        )
-
-    @pytest.mark.parametrize("name", list(Algorithm))
-    def test_an_algorithm_can_be_given_by_name(self, name: Algorithm) -> None:
-        text: Any = str(name)
-        quota = Quota(5, SECOND, algorithm=text)
-        assert quota.algorithm is name
-        assert quota == Quota(5, SECOND, algorithm=name)
+            Quota(**{"limit": 5, "window_us": SECOND, **options})
+        assert refusal(error).startswith(message)
 
 
-class TestOneOff:
-    def test_is_a_bucket_without_refill(self) -> None:
-        assert Quota.one_off(5) == Quota(0, ONE_OFF_WINDOW_US, burst=5)
-        assert Quota.one_off(5, keep_us=SECOND) == Quota(0, SECOND, burst=5)
+def test_a_one_off_is_a_bucket_without_refill() -> None:
+    assert Quota.one_off(5) == Quota(0, ONE_OFF_WINDOW_US, burst=5)
+    assert Quota.one_off(5, keep_us=SECOND) == Quota(0, SECOND, burst=5)
 
 
 class TestFromBucket:
@@ -290,6 +266,13 @@ class TestFromBucket:
             (1, "1e-6", 1, 1_000_000 * SECOND, 0),
             (1, 1000, 1000, SECOND, -999),
             (3_000_000, 2_000_000, 2_000_000, SECOND, 1_000_000),
+            (10, 10_000, 10_000, SECOND, 10 - 10_000),  # it fills within a millisecond
+            *[  # a float means the fraction that it is the nearest to
+                (10, rate, limit, seconds * SECOND, 10 - limit)
+                for rate, limit, seconds in [(1000 / 60, 50, 3), (1 / 3, 1, 3), (100 / 7, 100, 7), (1e-8, 1, 10**8)]
+            ],
+            (1, 4.1234567e-9, 1, 242_514_976 * SECOND, 0),  # rounded to whole seconds
+            (10, "3.14159265358979", 3_126_535, 995_207 * SECOND, 10 - 3_126_535),  # the next below in few seconds
         ],
     )
     def test_table(self, capacity: int, rate: Any, limit: int, window_us: int, burst: int) -> None:
@@ -318,28 +301,6 @@ class TestFromBucket:
         else:
             assert quota.capacity == capacity
             assert (quota.limit, quota.window_us) == (rate.numerator, rate.denominator * SECOND)
-
-    @pytest.mark.parametrize(
-        ("rate", "limit", "seconds"),
-        [
-            (1000 / 60, 50, 3),
-            (1 / 3, 1, 3),
-            (2 / 3, 2, 3),
-            (100 / 7, 100, 7),
-            (0.1, 1, 10),
-            (1e-8, 1, 10**8),
-        ],
-    )
-    def test_a_float_means_the_fraction_that_it_is_the_nearest_to(self, rate: float, limit: int, seconds: int) -> None:
-        quota = Quota.from_bucket(10, rate)
-        assert (quota.limit, quota.window_us) == (limit, seconds * SECOND)
-
-    def test_the_slowest_rates_are_rounded_to_whole_seconds(self) -> None:
-        assert Quota.from_bucket(1, 4.1234567e-9) == Quota(1, 242_514_976 * SECOND)
-
-    def test_a_rate_of_many_digits_is_the_next_one_below_in_few_seconds(self) -> None:
-        quota = Quota.from_bucket(10, "3.14159265358979")
-        assert (quota.limit, quota.window_us, quota.capacity) == (3_126_535, 995_207 * SECOND, 10)
 
     @given(st.floats(1e-7, 1e5))
     def test_every_rate_written_as_a_number_works(self, rate: float) -> None:
@@ -370,13 +331,6 @@ class TestFromBucket:
             state, said = quota.step(state, 1, now)
             assert expected == (said.allowed, said.remaining, said.retry_after_us, said.reset_after_us)
 
-    @given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 1000))
-    def test_a_changed_whole_rate_or_capacity_keeps_the_state(self, capacity: int, rate: int, other: int) -> None:
-        quota, changed = Quota.from_bucket(capacity, rate), Quota.from_bucket(capacity + 1, other)
-        assert quota.shape == changed.shape
-        state, _ = quota.step(None, capacity, START)
-        assert changed.step(state, 0, START)[1].remaining == 1
-
     @pytest.mark.parametrize(
         "rate",
         [-1, -0.5, "-1/3", nan, inf, -inf, "", "fast", "10/s", "1/0", True, None, [1], b"1", 1j, Decimal("NaN")],
@@ -389,60 +343,44 @@ class TestFromBucket:
             f"refill_rate must be a number of tokens per second, such as 10, 0.5 or '1/3', not {rate!r}"
         )
 
-    @pytest.mark.parametrize("rate", [1e308, 10**30, 1 << 63, "1e30", EXACT + 1, "10000.001"])
-    def test_a_rate_that_fills_the_bucket_within_a_millisecond_is_a_typo(self, rate: Any) -> None:
-        with pytest.raises(InvalidQuota) as error:
-            Quota.from_bucket(10, rate)
-        told = f"a refill_rate of {rate} fills a bucket of 10 within a millisecond"
-        assert refusal(error) == f"{told}: give at most 1000 times the capacity, 10000"
-        assert Quota.from_bucket(10, 10_000).limit == 10_000
-
-    def test_a_huge_rate_cannot_be_computed(self) -> None:
-        with pytest.raises(InvalidQuota, match=f"limit must be a whole number from 1 to {EXACT}"):
-            Quota.from_bucket(EXACT, EXACT + 1)
-
-    def test_a_bucket_that_takes_longer_to_refill_than_can_be_counted(self) -> None:
-        with pytest.raises(InvalidQuota) as error:
-            Quota.from_bucket(1_000_000, "1/7919")
-        assert refusal(error) == (
-            "a bucket of 1000000 with a refill_rate of 1/7919: a capacity of 1000000 would take 251 years to come back "
-            "at 1 per 7919000000 us, and at most 71 can be counted: use a smaller burst or a larger limit"
-        )
-
-    def test_a_rate_too_small_to_ever_give_a_token(self) -> None:
-        with pytest.raises(InvalidQuota, match="a refill_rate of 1e-30: less than one token in 3660 days"):
-            Quota.from_bucket(10, 1e-30)
-
-    @pytest.mark.parametrize("rate", [10**5000, "9" * 5000, "1/" + "9" * 5000], ids=["int", "text", "fraction"])
-    def test_a_rate_with_too_many_digits(self, rate: Any) -> None:
-        with pytest.raises(InvalidQuota) as error:
-            Quota.from_bucket(10, rate)
-        assert refusal(error).startswith("refill_rate")
-
-    @pytest.mark.parametrize("rate", [1e-9, "1e-9", 5e-324, "1e-4000"], ids=repr)
-    def test_a_tiny_rate_takes_too_long(self, rate: Any) -> None:
-        with pytest.raises(InvalidQuota) as error:
-            Quota.from_bucket(10, rate)
-        refusal(error)
-
     @pytest.mark.parametrize(
-        ("rate", "options", "reason"),
+        ("capacity", "rate", "options", "message"),
         [
-            (10, {"algorithm": "fixed_window"}, "fixed_window has no refill_rate: give limit and window, or use"),
-            (10, {"algorithm": "gcra", "min_refill_interval_ms": 5}, "only token_bucket has a refill interval, not"),
-            (0, {"algorithm": "leaky_bucket"}, "only a token_bucket may have a refill_rate of 0, not leaky_bucket"),
-            (10, {"queue": True}, "only leaky_bucket can be a queue, not token_bucket"),
+            *[
+                (
+                    10,
+                    rate,
+                    {},
+                    f"a refill_rate of {rate} fills a bucket of 10 within a millisecond: give at most 1000 times the",
+                )
+                for rate in (1e308, 10**30, 1 << 63, "1e30", EXACT + 1, "10000.001")
+            ],
+            (EXACT, EXACT + 1, {}, f"limit must be a whole number from 1 to {EXACT}"),
+            (
+                1_000_000,
+                "1/7919",
+                {},
+                "a bucket of 1000000 with a refill_rate of 1/7919: a capacity of 1000000 would take 251 years to come",
+            ),
+            (10, 1e-30, {}, "a refill_rate of 1e-30: less than one token in 3660 days"),
+            *[(10, rate, {}, "refill_rate") for rate in (10**5000, "9" * 5000, "1/" + "9" * 5000)],
+            *[(10, rate, {}, "") for rate in (1e-9, "1e-9", 5e-324, "1e-4000")],
+            (10, 10, {"algorithm": "fixed_window"}, "fixed_window has no refill_rate: give limit and window, or use"),
+            (
+                10,
+                10,
+                {"algorithm": "gcra", "min_refill_interval_ms": 5},
+                "only token_bucket has a refill interval, not",
+            ),
+            (10, 0, {"algorithm": "leaky_bucket"}, "only a token_bucket may have a refill_rate of 0, not leaky_bucket"),
+            (10, 10, {"queue": True}, "only leaky_bucket can be a queue, not token_bucket"),
         ],
+        ids=lambda value: type(value).__name__,
     )
-    def test_options_that_the_algorithm_does_not_have(self, rate: int, options: Any, reason: str) -> None:
+    def test_what_is_no_bucket(self, capacity: int, rate: Any, options: dict[str, Any], message: str) -> None:
         with pytest.raises(InvalidQuota) as error:
-            Quota.from_bucket(10, rate, **options)
-        assert reason in refusal(error)
-
-    def test_an_interval_longer_than_any_window(self) -> None:
-        with pytest.raises(InvalidQuota) as error:
-            Quota.from_bucket(10, 1, min_refill_interval_ms=MAX_WINDOW_US // 1000 + 1)
-        refusal(error)
+            Quota.from_bucket(capacity, rate, **options)
+        assert message in refusal(error)
 
 
 class TestCalendar:
@@ -457,9 +395,6 @@ class TestCalendar:
     @pytest.mark.parametrize(("unit", "days"), [("day", 1), ("week", 7), ("month", 31), ("year", 366)])
     def test_the_window_is_that_of_the_longest_period(self, unit: str, days: int) -> None:
         assert Quota.per(1, Calendar(unit)).window_us == days * DAY
-
-    def test_a_changed_limit_keeps_the_calendar(self) -> None:
-        assert replace(Quota.per(5, self.berlin), limit=9) == Quota.per(9, self.berlin)
 
     def test_the_shape_is_unit_and_zone(self) -> None:
         calendars = [Calendar(unit, zone) for unit in ("day", "month") for zone in ("Europe/Berlin", "Europe/Paris")]
@@ -485,11 +420,6 @@ class TestCalendar:
             "the windows are those of the calendar (month in Europe/Berlin): leave window_us as it is, 2678400000000, "
             "or set calendar to None"
         )
-
-    def test_a_window_that_is_no_int_is_refused(self) -> None:
-        bad: Any = 31.0 * DAY
-        with pytest.raises(InvalidQuota, match=r"^window_us must be a whole number"):
-            Quota(5, bad, algorithm=Algorithm.FIXED_WINDOW, calendar=self.berlin)
 
     @pytest.mark.parametrize("calendar", ["month", ("month", "Europe/Berlin"), 5, False], ids=repr)
     def test_not_a_calendar(self, calendar: Any) -> None:
@@ -564,6 +494,3 @@ class TestValue:
             "Quota(limit=5, window_us=1000000, burst=2, algorithm=<Algorithm.TOKEN_BUCKET: 'token_bucket'>, "
             "queue=False, refill_every_us=1, warn_percent=80, calm_percent=70, calendar=None)"
         )
-
-    def test_str_is_the_text_form(self) -> None:
-        assert str(Quota(5, SECOND, burst=2, algorithm=Algorithm.GCRA)) == "5/second burst 2 gcra"

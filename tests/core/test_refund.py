@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from headgate import Algorithm, Calendar, Quota
 from headgate.core.algorithms import State
 from headgate.core.plan import Call, Charge, Limit, Plan, Verb, decide
-from tests.core.quotas import odd_buckets, quotas
+from tests.core.quotas import QUEUES, gaps, odd_buckets, quotas
 
 START, SECOND = 1_750_000_000_000_000, 1_000_000
 DAY = 86_400 * SECOND
-BUCKETS = [Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET, Algorithm.GCRA]
+BUCKETS = [algorithm for algorithm in Algorithm if algorithm.is_bucket]
 KINDS = [
     *(Quota(5, SECOND, algorithm=algorithm) for algorithm in Algorithm),
     Quota(5, SECOND, algorithm=Algorithm.LEAKY_BUCKET, queue=True),
@@ -28,8 +28,6 @@ def plan_of(*limits: Quota) -> Plan:
 
 
 class Key:
-    """The state of one key, and what happens to it."""
-
     def __init__(self, quota: Quota) -> None:
         self.plan = plan_of(quota)
         self.state: State = None
@@ -50,52 +48,32 @@ class Key:
 
 
 @pytest.mark.parametrize("quota", KINDS, ids=str)
-def test_at_once_a_charge_is_given_back_whole(quota: Quota) -> None:
-    key = Key(quota)
-    key.check(3, START)
-    assert key.refund(3, START, START) == 5
-    assert key.check(5, START)
+def test_every_kind_of_limit_is_refunded_what_counts(quota: Quota) -> None:
+    later = START + (3 * DAY if quota.calendar else 3 * SECOND)
+    unused = Key(quota)
+    assert unused.refund(3, START) == unused.refund(3, START, START) == 5
+    assert unused.state is None, "nothing comes of nothing"
 
+    at_once = Key(quota)
+    at_once.check(3, START)
+    assert at_once.refund(3, START, START) == 5
+    assert at_once.check(5, START)
 
-@pytest.mark.parametrize("quota", KINDS, ids=str)
-def test_what_is_over_is_not_given_back(quota: Quota) -> None:
-    """All was used, came back, and was used again: nothing of the first use counts any more."""
-    key, later = Key(quota), START + (3 * DAY if quota.calendar else 3 * SECOND)
-    assert key.check(5, START)
-    assert key.check(5, later)
-    assert key.refund(5, later, START) == 0
-    assert not key.check(1, later)
+    too_many = Key(quota)
+    too_many.check(3, START)
+    assert too_many.refund(100_000, START, START) == (2 if quota.queue or quota.refill_every_us > 1 else 5)
 
+    behind = Key(quota)
+    behind.check(3, START)
+    behind.refund(3, START - 1, START)
+    assert behind.left(START) == 2, "the clock is behind the charge"
 
-@pytest.mark.parametrize("quota", KINDS, ids=str)
-def test_a_plain_number_is_taken_off_the_newest_use(quota: Quota) -> None:
-    """Whatever that was for: the bound is then that of what was used without what was given back."""
-    key, later = Key(quota), START + (3 * DAY if quota.calendar else 3 * SECOND)
-    key.check(5, START)
-    key.check(5, later)
-    assert key.refund(5, later) == 5
-
-
-@pytest.mark.parametrize("quota", KINDS, ids=str)
-def test_nothing_comes_of_nothing(quota: Quota) -> None:
-    key = Key(quota)
-    assert key.refund(3, START) == key.refund(3, START, START) == 5
-    assert key.state is None
-
-
-@pytest.mark.parametrize("quota", KINDS, ids=str)
-def test_a_clock_that_falls_behind_the_charge_gives_nothing_back(quota: Quota) -> None:
-    key = Key(quota)
-    key.check(3, START)
-    key.refund(3, START - 1, START)
-    assert key.left(START) == 2
-
-
-@pytest.mark.parametrize("quota", KINDS, ids=str)
-def test_more_than_was_charged_gives_back_no_more_than_counts(quota: Quota) -> None:
-    key = Key(quota)
-    key.check(3, START)
-    assert key.refund(100_000, START, START) == (2 if quota.queue or quota.refill_every_us > 1 else 5)
+    for since, left in ((START, 0), (None, 5)):  # only a plain number is taken off the newest use, whatever that was
+        used_again = Key(quota)
+        assert used_again.check(5, START)
+        assert used_again.check(5, later)
+        assert used_again.refund(5, later, since) == left
+        assert used_again.check(1, later) == (left > 0)
 
 
 class TestSlidingWindowLog:
@@ -136,7 +114,7 @@ class TestSlidingWindowLog:
         assert (key.state[2], key.left(START + 1000)) == (0, 5)
 
 
-def test_a_sliding_counter_gives_back_to_the_window_that_was_charged() -> None:
+def test_a_sliding_counter_refunds_to_the_window_that_was_charged() -> None:
     key = Key(Quota(10, SECOND, algorithm=Algorithm.SLIDING_WINDOW_COUNTER))
     key.check(6, START)
     key.check(2, START + SECOND)
@@ -146,7 +124,7 @@ def test_a_sliding_counter_gives_back_to_the_window_that_was_charged() -> None:
     assert key.refund(1, START + 1_500_000, START - 1) == 9
 
 
-def test_a_calendar_gives_back_within_the_period_that_was_charged() -> None:
+def test_a_calendar_refunds_within_the_period_that_was_charged() -> None:
     quota = Quota.per(5, Calendar("day", "Europe/Berlin"))
     key, (start, end) = Key(quota), Calendar("day", "Europe/Berlin").bounds(START)
     key.check(3, start)
@@ -156,7 +134,7 @@ def test_a_calendar_gives_back_within_the_period_that_was_charged() -> None:
     assert key.refund(1, start - 3 * DAY, start - 3 * DAY) == 4  # so far that it was pulled there
 
 
-def test_a_bucket_in_steps_gives_back_what_did_not_begin_the_steps() -> None:
+def test_a_bucket_in_steps_refunds_what_did_not_begin_the_steps() -> None:
     key = Key(Quota(5, SECOND, refill_every_us=SECOND // 4))
     key.check(1, START)
     key.check(2, START + 100_000)
@@ -166,7 +144,7 @@ def test_a_bucket_in_steps_gives_back_what_did_not_begin_the_steps() -> None:
     assert key.refund(1, START + 250_000, START) == 3
 
 
-def test_an_allowance_without_refill_is_given_back_while_it_is_remembered() -> None:
+def test_an_allowance_without_refill_is_refunded_while_it_is_kept() -> None:
     key = Key(Quota.one_off(5, keep_us=SECOND))
     key.check(2, START)
     key.check(2, START + SECOND - 1)
@@ -175,7 +153,7 @@ def test_an_allowance_without_refill_is_given_back_while_it_is_remembered() -> N
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.TOKEN_BUCKET, Algorithm.GCRA])
-def test_more_is_given_back_than_a_lowered_capacity_has(algorithm: Algorithm) -> None:
+def test_a_refund_above_a_lowered_capacity(algorithm: Algorithm) -> None:
     plan, lowered = (plan_of(Quota(limit, SECOND, algorithm=algorithm, burst=2)) for limit in (10, 3))
     states, _ = decide(Call(Verb.CHECK, plan, 12), [None], START)
     states, decision = decide(Call(Verb.REFUND, lowered, 100_000), states, START)
@@ -204,7 +182,7 @@ def test_a_charge_stays_once_the_limit_was_another_even_if_it_is_back(quota: Quo
 
 
 @pytest.mark.parametrize("algorithm", BUCKETS)
-def test_once_nothing_is_used_any_more_charges_are_given_back_again(algorithm: Algorithm) -> None:
+def test_after_a_full_refill_charges_are_refunded_again(algorithm: Algorithm) -> None:
     key, other = (Key(Quota(limit, 60 * SECOND, algorithm=algorithm)) for limit in (10, 1000))
     key.check(5, START)
     other.state = key.state
@@ -225,46 +203,89 @@ def test_every_limit_of_a_plan_gets_its_part() -> None:
     assert [part.remaining for part in decision.limits] == [5, 5, 5]
 
 
-_QUEUES = st.builds(
-    lambda limit, window, burst: Quota(limit, window, burst=burst, algorithm=Algorithm.LEAKY_BUCKET, queue=True),
-    st.integers(1, 12),
-    st.integers(1, 10**7),
-    st.integers(0, 6),
-)
-_STEPLESS = odd_buckets().filter(lambda quota: quota.refill_every_us == 1)  # the steps are those of the first use
+def test_a_refund_never_makes_two_requests_share_a_turn() -> None:
+    """A request after the charge has its turn behind it; the next one must not get the same turn."""
+    queue = plan_of(Quota(5, SECOND, algorithm=Algorithm.LEAKY_BUCKET, queue=True))
+    states, _ = decide(Call(Verb.CHECK, queue), [None], START)
+    states, second = decide(Call(Verb.CHECK, queue), states, START)
+    states, _ = decide(Call(Verb.REFUND, queue, charge=Charge((START,))), states, START)
+    assert decide(Call(Verb.CHECK, queue), states, START)[1].delay_us > second.delay_us
+
+
+class Histories:
+    """One limit three times: with a charge that is refunded, without the charge, and with it for good."""
+
+    def __init__(self, quota: Quota, now: int) -> None:
+        self.now, self.is_stepwise = now, quota.refill_every_us > 1
+        self.key, self.without, self.kept = Key(quota), Key(quota), Key(quota)
+        self.is_undone = self.is_kept = True
+
+    def check(self, cost: int) -> None:
+        """What is admitted with the charge is admitted without it."""
+        if self.key.check(cost, self.now):
+            is_admitted = self.without.check(cost, self.now)
+            self.is_undone &= is_admitted
+            self.is_kept &= self.kept.check(cost, self.now)
+            assert is_admitted or (self.is_stepwise and self.is_kept)
+
+    def charge(self, cost: int) -> bool:
+        self.kept.check(cost, self.now)
+        return self.key.check(cost, self.now)
+
+    def compare(self) -> None:
+        """There is not more left than without the charge.
+
+        A bucket that refills in steps does so from its first use on, be that a charge. Had the charge not been made,
+        the steps might come later; so the charge stays for good there, or all is exactly as if it had not been made.
+        """
+        left, without = self.key.left(self.now), self.without.left(self.now)
+        self.is_undone &= left == without
+        self.is_kept &= left == self.kept.left(self.now)
+        assert self.is_undone or self.is_kept if self.is_stepwise else left <= without
 
 
 @settings(max_examples=200)
-@given(st.one_of(quotas(), _QUEUES, _STEPLESS), st.data())
+@given(st.one_of(quotas(), QUEUES, odd_buckets()), st.data())
 def test_never_is_more_left_than_without_the_charge(quota: Quota, data: st.DataObject) -> None:
-    interval = max(1, quota.window_us // max(1, quota.limit))
-    gaps = st.one_of(
-        st.sampled_from([0, 0, 0, 1, interval // 2, interval]),
-        st.integers(0, 2 * interval),
-        st.integers(0, 2 * quota.window_us),
-    )
-    costs = st.integers(1, min(quota.capacity, 8))
-    requests = st.lists(st.tuples(gaps, costs), max_size=4)
-    key, without = Key(quota), Key(quota)
-    now = START + data.draw(st.integers(0, 2 * quota.window_us))
-
-    def others(asked: list[tuple[int, int]]) -> int:
-        at = now
-        for gap, cost in asked:
-            at += gap
-            assert key.left(at) <= without.left(at) or charged is None
-            if key.check(cost, at):
-                assert without.check(cost, at)
-        return at + data.draw(gaps)
-
-    charged: int | None = None
-    now = others(data.draw(requests))
-    cost = data.draw(costs)
-    if not key.check(cost, now):
+    between, costs = gaps(quota), st.integers(1, min(quota.capacity, 8))
+    requests = st.lists(st.tuples(between, costs), max_size=4)
+    three = Histories(quota, START + data.draw(st.integers(0, 2 * quota.window_us)))
+    for gap, other in data.draw(requests):
+        three.now += gap
+        three.check(other)
+    three.now += data.draw(between)
+    cost, since = data.draw(costs), three.now
+    if not three.charge(cost):
         return
-    charged, since = cost, now
-    now = others(data.draw(requests))
-    before = key.left(now)
-    assert before <= key.refund(charged, now, since) <= without.left(now)
-    now = others([(0, 1), *data.draw(requests)])
-    assert key.left(now) <= without.left(now)
+    for gap, other in data.draw(requests):
+        three.now += gap
+        three.check(other)
+    three.now += data.draw(between)
+    assert three.key.refund(cost, three.now, since) >= three.kept.left(three.now)
+    for gap, other in [(0, 1), *data.draw(requests)]:
+        three.now += gap
+        three.compare()
+        three.check(other)
+    for gap in data.draw(st.lists(between, max_size=4)):
+        three.now += gap
+        three.compare()
+
+
+@given(quotas(), st.data())
+def test_refunded_at_once_it_is_as_if_never_made(quota: Quota, data: st.DataObject) -> None:
+    """Also when others were admitted in the same microsecond, as all are that travel together."""
+    between, costs = gaps(quota), st.integers(1, min(quota.capacity, 8))
+    three = Histories(quota, START + data.draw(st.integers(0, 2 * quota.window_us)))
+    for gap, other in data.draw(st.lists(st.tuples(between, costs), max_size=4)):
+        three.now += gap
+        three.check(other)
+    three.now += data.draw(between)
+    cost = data.draw(costs)
+    if not three.charge(cost):
+        return
+    for other in data.draw(st.lists(costs, max_size=2)):
+        three.check(other)
+    three.key.refund(cost, three.now, three.now)
+    for gap in [0, *data.draw(st.lists(between, max_size=4))]:
+        three.now += gap
+        assert three.key.left(three.now) == three.without.left(three.now)

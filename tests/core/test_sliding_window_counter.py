@@ -6,9 +6,7 @@ from functools import partial
 
 import pytest
 
-from headgate.core.algorithms import Algorithm, void_at
-from headgate.core.numbers import EXACT
-from headgate.core.quota import Quota
+from headgate import Algorithm, Quota
 from tests.core import test_buckets
 from tests.core.test_buckets import SECOND, Row
 
@@ -64,27 +62,6 @@ class TestRetryAfter:
         assert not quota.step(self.state, cost, MIDNIGHT + now + retry - 1)[1].allowed
         assert quota.step(self.state, cost, MIDNIGHT + now + retry)[1].allowed
 
-    def test_rounds_up_to_whole_microseconds(self) -> None:
-        """3 of 3 in the previous window leave room for 1 when 3 1/3 s of it are past."""
-        play(
-            counter(3),
-            [
-                (0, 3, True, 0, 0, 20 * SECOND),
-                (0, 1, False, 0, 13_333_334, 20 * SECOND),
-                (13_333_333, 1, False, 0, 1, 6_666_667),
-                (13_333_334, 1, True, 0, 0, 16_666_666),
-            ],
-        )
-
-
-def test_windows_are_aligned_to_the_epoch() -> None:
-    play(counter(), [(9_999_999, 10, True, 0, 0, 10_000_001), (10 * SECOND, 1, False, 0, SECOND, 10 * SECOND)])
-
-
-def test_a_look_takes_nothing() -> None:
-    look = (SECOND, 0, True, 8, 0, 19 * SECOND)
-    play(counter(), [(0, 2, True, 8, 0, 20 * SECOND), look, look, (SECOND, 8, True, 0, 0, 19 * SECOND)])
-
 
 def test_a_refund_takes_from_this_window_and_then_from_the_previous() -> None:
     play(
@@ -100,16 +77,6 @@ def test_a_refund_takes_from_this_window_and_then_from_the_previous() -> None:
             (15 * SECOND, 10, True, 0, 0, 15 * SECOND),
         ],
     )
-
-
-def test_a_refund_from_both_windows_at_once() -> None:
-    state = play(counter(), [(0, 10, True, 0, 0, 20 * SECOND), (15 * SECOND, 5, True, 0, 0, 15 * SECOND)])
-    play(counter(), [(15 * SECOND, -9, True, 7, 0, 5 * SECOND)], state)
-
-
-def test_what_was_given_back_need_not_be_kept() -> None:
-    state = play(counter(), [(0, 10, True, 0, 0, 20 * SECOND), (SECOND, -10, True, 10, 0, 0)])
-    assert void_at(state, counter()) == 0
 
 
 class TestCoarseGrains:
@@ -134,28 +101,8 @@ class TestCoarseGrains:
         assert not quota.step(state, 1, begin + window_us + elapsed - 1)[1].allowed
         assert quota.step(state, 1, begin + window_us + elapsed)[1].allowed
 
-    @pytest.mark.parametrize("window_us", [100 * SECOND + 1, 1000 * SECOND + 10, 86_400 * SECOND + 100])
-    def test_a_window_that_is_not_a_whole_number_of_grains_rounds_against_the_request(self, window_us: int) -> None:
-        """At its very beginning all of the previous window counts; a seventh later, one of 7 has gone."""
-        quota = counter(7, window_us)
-        begin = MIDNIGHT - MIDNIGHT % window_us
-        state, _ = quota.step(None, 7, begin)
-        refusal = quota.step(state, 1, begin + window_us)[1]
-        assert not refusal.allowed
-        assert 7 * refusal.retry_after_us >= window_us
-        assert 7 * (refusal.retry_after_us - 2 * quota.grain_us) <= window_us
-        assert not quota.step(state, 1, begin + window_us + refusal.retry_after_us - 1)[1].allowed
-        assert quota.step(state, 1, begin + window_us + refusal.retry_after_us)[1].allowed
-
-    @pytest.mark.parametrize(("limit", "window_us"), [(22_517_998, 100 * SECOND), (10_000_001, 100 * SECOND + 10)])
-    def test_the_largest_limits(self, limit: int, window_us: int) -> None:
-        decision = counter(limit, window_us).step(None, 1, MIDNIGHT)[1]
-        assert decision.remaining == limit - 1
-
 
 class TestChangedLimit:
-    """The same state under another limit: what was used stays used."""
-
     used_8 = counter().step(None, 8, MIDNIGHT)[0]
 
     @pytest.mark.parametrize(
@@ -168,6 +115,7 @@ class TestChangedLimit:
             (4, (0, -1, True, 0, 0, 20 * SECOND)),
             (4, (0, -5, True, 1, 0, 20 * SECOND)),
             (4, (10 * SECOND, 1, False, 0, 6_250_000, 10 * SECOND)),
+            (4, (10 * SECOND, 0, True, 0, 0, 10 * SECOND)),
         ],
     )
     def test_raised_or_lowered(self, limit: int, row: Row) -> None:
@@ -178,39 +126,9 @@ class TestClockFallsBack:
     """Up to a window behind the window counted, the clock waits for it; further, the counts are pulled to now."""
 
     used_4 = counter().step(None, 4, MIDNIGHT + 15 * SECOND)[0]
-    both = play(counter(), [(0, 10, True, 0, 0, 20 * SECOND), (15 * SECOND, 5, True, 0, 0, 15 * SECOND)])
-
-    @pytest.mark.parametrize("now", [0, 5 * SECOND, 9_999_999])
-    def test_by_up_to_a_window(self, now: int) -> None:
-        """At 22.5 s, 3/4 of the 4 count, and leave room for 7."""
-        kept = play(counter(), [(now, 7, False, 6, 22_500_000 - now, 30 * SECOND - now)], self.used_4)
-        assert kept is self.used_4
-        play(counter(), [(now, 6, True, 0, 0, 30 * SECOND - now)], self.used_4)
 
     def test_by_more_than_a_window(self) -> None:
         """All 4 are counted in the window that ends in a microsecond; 2.5 s into the next there is room for 7."""
         mended = play(counter(), [(-1, 7, False, 6, 2_500_001, 10_000_001)], self.used_4)
         assert mended != self.used_4
-        play(
-            counter(),
-            [
-                (2_499_999, 7, False, 6, 1, 7_500_001),
-                (2_500_000, 7, True, 0, 0, 17_500_000),
-            ],
-            mended,
-        )
-
-    def test_by_more_than_a_window_both_counts_are_in_this_window(self) -> None:
-        """Those 15 leave room for 1 when 9/15 of them count: 4 s into the next window."""
-        mended = play(counter(), [(-1, 1, False, 0, 4_000_001, 10_000_001)], self.both)
-        play(counter(), [(3_999_999, 1, False, 0, 1, 6_000_001), (4 * SECOND, 1, True, 0, 0, 16 * SECOND)], mended)
-
-    def test_by_more_than_a_window_all_that_was_used_is_pulled_to_now(self) -> None:
-        most = EXACT // WINDOW
-        state = play(
-            counter(most),
-            [(0, most, True, 0, 0, 20 * SECOND), (15 * SECOND, most // 2, True, 0, 0, 15 * SECOND)],
-        )
-        mended, _ = counter(most).step(state, 0, MIDNIGHT - 1)
-        assert mended is not None
-        assert mended[:3] == (MIDNIGHT, most + most // 2, 0)
+        play(counter(), [(2_499_999, 7, False, 6, 1, 7_500_001), (2_500_000, 7, True, 0, 0, 17_500_000)], mended)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.algorithms import Algorithm, State, void_at
+from headgate.core.algorithms import Algorithm, State
 from headgate.core.quota import Quota
 from tests.core.test_buckets import SECOND, START, Row, play
 
@@ -19,7 +19,6 @@ def log(limit: int, window_us: int = WINDOW) -> Quota:
 
 
 def filled(quota: Quota, *times: int) -> State:
-    """Return the state after a unit at each of `times`, relative to START."""
     state: State = None
     for time in times:
         state, _ = quota.step(state, 1, START + time)
@@ -47,82 +46,13 @@ def test_remembers_each_admission_until_it_is_a_window_old() -> None:
     )
 
 
-def test_a_cost_waits_for_as_many_admissions_as_it_needs() -> None:
-    play(
-        log(5),
-        [
-            (0, 3, True, 2, 0, 10 * SECOND),
-            (SECOND, 2, True, 0, 0, 10 * SECOND),
-            (2 * SECOND, 1, False, 0, 8 * SECOND, 9 * SECOND),
-            (2 * SECOND, 3, False, 0, 8 * SECOND, 9 * SECOND),
-            (2 * SECOND, 4, False, 0, 9 * SECOND, 9 * SECOND),
-            (10 * SECOND, 4, False, 3, SECOND, SECOND),
-            (10 * SECOND, 3, True, 0, 0, 10 * SECOND),
-        ],
-    )
-
-
-def test_there_is_no_boundary_burst() -> None:
-    """Unlike with fixed windows: what passed in the last microsecond of a minute counts for all of the next."""
-    minute = 60 * SECOND
-    boundary = 29_166_667 * minute
-    state, _ = log(3, minute).step(None, 3, boundary - 1)
-    refusal = log(3, minute).step(state, 1, boundary)[1]
-    assert (refusal.allowed, refusal.retry_after_us) == (False, minute - 1)
-
-
-def test_a_look_takes_nothing() -> None:
-    look = (SECOND, 0, True, 1, 0, 9 * SECOND)
-    play(log(3), [(0, 2, True, 1, 0, WINDOW), look, look, (SECOND, 1, True, 0, 0, WINDOW)])
-
-
 def test_admissions_of_one_moment_are_one_entry() -> None:
     state = filled(log(1000), *[0] * 500, *[1] * 500)
     assert state is not None
     assert state[0] == [START, 500]
 
 
-class TestRefund:
-    """Gives back the newest admissions first, and at most what is used."""
-
-    def test_of_whole_admissions(self) -> None:
-        play(
-            log(4),
-            [
-                (0, -1, True, 4, 0, 0),
-                (0, 2, True, 2, 0, 10 * SECOND),
-                (SECOND, 1, True, 1, 0, 10 * SECOND),
-                (2 * SECOND, -1, True, 2, 0, 8 * SECOND),
-                (2 * SECOND, -1, True, 3, 0, 8 * SECOND),
-                (2 * SECOND, -5, True, 4, 0, 0),
-                (2 * SECOND, 4, True, 0, 0, 10 * SECOND),
-            ],
-        )
-
-    def test_of_one_and_a_part_of_another(self) -> None:
-        play(
-            log(6),
-            [
-                (0, 3, True, 3, 0, 10 * SECOND),
-                (SECOND, 2, True, 1, 0, 10 * SECOND),
-                (2 * SECOND, -4, True, 5, 0, 8 * SECOND),
-                (2 * SECOND, 5, True, 0, 0, 10 * SECOND),
-                (9_999_999, 1, False, 0, 1, 2_000_001),
-                (10 * SECOND, 1, True, 0, 0, 10 * SECOND),
-            ],
-        )
-
-    def test_of_what_is_forgotten_gives_nothing(self) -> None:
-        play(log(3), [(0, 2, True, 1, 0, WINDOW), (WINDOW, -2, True, 3, 0, 0), (WINDOW, 3, True, 0, 0, WINDOW)])
-
-    def test_leaves_a_state_that_need_not_be_kept(self) -> None:
-        state = play(log(3), [(0, 2, True, 1, 0, WINDOW), (SECOND, -2, True, 3, 0, 0)])
-        assert void_at(state, log(3)) == 0
-
-
 class TestChangedLimit:
-    """The same state under another limit: what was used stays used."""
-
     used_3 = filled(log(5), 0, SECOND, 2 * SECOND)
 
     @pytest.mark.parametrize(
@@ -157,33 +87,9 @@ class TestClockFallsBack:
         mended = play(log(3), [(now, 1, False, 0, 10 * SECOND, 10 * SECOND)], self.used_3)
         play(log(3), [(now + WINDOW - 1, 1, False, 0, 1, 1), (now + WINDOW, 3, True, 0, 0, WINDOW)], mended)
 
-    def test_what_is_left_can_still_be_taken(self) -> None:
-        play(
-            log(5), [(SECOND, 1, True, 1, 0, 13 * SECOND), (SECOND, 2, False, 1, 9 * SECOND, 13 * SECOND)], self.used_3
-        )
-
-    def test_what_is_left_can_still_be_taken_from_a_log_pulled_to_the_present(self) -> None:
-        now = -20 * SECOND
-        state = play(log(5), [(now, 1, True, 1, 0, WINDOW), (now + 1, 1, True, 0, 0, WINDOW)], self.used_3)
-        play(log(5), [(now + WINDOW, 4, True, 0, 0, WINDOW)], state)
-
 
 class TestPurity:
     """States share their list, and yet no step disturbs another state."""
-
-    def test_two_successors_of_one_state(self) -> None:
-        quota = log(5)
-        root = filled(quota, 0, SECOND)
-        left, _ = quota.step(root, 1, START + 2 * SECOND)
-        right, _ = quota.step(root, 3, START + 3 * SECOND)
-        left, _ = quota.step(left, 2, START + 4 * SECOND)
-        right_again, _ = quota.step(root, 3, START + 3 * SECOND)
-        later = 5 * SECOND
-        play(quota, [(later, 1, False, 0, 5 * SECOND, 9 * SECOND), (later, 4, False, 0, 9 * SECOND, 9 * SECOND)], left)
-        for state in (right, right_again):
-            play(quota, [(later, 1, False, 0, 5 * SECOND, 8 * SECOND)], state)
-            play(quota, [(later, 3, False, 0, 8 * SECOND, 8 * SECOND)], state)
-        play(quota, [(later, 0, True, 3, 0, 6 * SECOND)], root)
 
     def test_a_discarded_successor_leaves_no_trace_and_no_copy(self) -> None:
         """As in a plan that another limit refused: the step is made again, on the same list."""
@@ -197,18 +103,6 @@ class TestPurity:
         assert kept[0] is root[0] is discarded[0]
         assert decision.remaining == 1
         play(quota, [(4 * SECOND, 3, False, 1, 7 * SECOND, 9 * SECOND)], kept)
-
-    def test_a_refunded_state_is_continued_without_disturbing_its_predecessor(self) -> None:
-        quota = log(5)
-        before = filled(quota, 0, SECOND, 2 * SECOND)
-        refunded, _ = quota.step(before, -2, START + 3 * SECOND)
-        after = filled(quota, 0)
-        for time in (4 * SECOND, 5 * SECOND, 6 * SECOND):
-            refunded, _ = quota.step(refunded, 1, START + time)
-            after, _ = quota.step(after, 1, START + time)
-        play(quota, [(7 * SECOND, 3, False, 1, 7 * SECOND, 9 * SECOND)], refunded)
-        play(quota, [(7 * SECOND, 3, False, 1, 7 * SECOND, 9 * SECOND)], after)
-        play(quota, [(7 * SECOND, 3, False, 2, 3 * SECOND, 5 * SECOND)], before)
 
     @given(st.data())
     def test_any_tree_of_steps(self, data: st.DataObject) -> None:
@@ -235,7 +129,6 @@ class TestPurity:
 
 
 def _without(past: Past, units: int) -> Past:
-    """Return `past` without its newest `units`."""
     kept = list(past)
     while kept and units:
         at, there = kept.pop()

@@ -18,7 +18,7 @@ class TestChangedLimit:
         play(Quota(7, SECOND), [(400_001, 1, True, 2, 0, 714_285)], Quota(10, SECOND).step(None, 8, START)[0])
 
     @pytest.mark.parametrize(("then", "limit"), [(10, 1), (1, 10)])
-    def test_of_the_largest_capacity_nothing_is_given_back(self, then: int, limit: int) -> None:
+    def test_the_largest_capacity_stays_exact(self, then: int, limit: int) -> None:
         """1/s is counted in fractions of a microsecond, so it can have a capacity of 2**51 // 1000000."""
         largest = EXACT // SECOND
         state, _ = Quota(then, SECOND, burst=largest - then).step(None, largest, START)
@@ -30,9 +30,6 @@ class TestClockFallsBack:
     def test_what_is_left_can_still_be_taken(self) -> None:
         state = play(FIVE, [(0, 3, True, 2, 0, 600_000), (-300_000, 1, True, 1, 0, 1_100_000)])
         play(FIVE, [(0, 0, True, 1, 0, 800_000)], state)
-
-    def test_and_the_limit_changes(self) -> None:
-        play(Quota(10, SECOND), [(-300_000, 6, False, 5, 500_000, 1_300_000)], FIVE.step(None, 5, START)[0])
 
 
 class TestOneOff:
@@ -54,37 +51,9 @@ class TestOneOff:
             ],
         )
 
-    def test_refund(self) -> None:
-        """It makes room, and does not keep the state for longer."""
-        play(
-            self.quota,
-            [
-                (0, 3, True, 0, 0, 10 * SECOND),
-                (5 * SECOND, -1, True, 1, 0, 5 * SECOND),
-                (5 * SECOND, -9, True, 3, 0, 0),
-                (5 * SECOND, 3, True, 0, 0, 10 * SECOND),
-            ],
-        )
-
-    def test_the_text_form_is_kept_for_a_year(self) -> None:
-        (quota,) = Quota.parse("100 once")
-        year = 365 * 86_400 * SECOND
-        play(quota, [(0, 100, True, 0, 0, year), (year - 1, 1, False, 0, 1, 1), (year, 100, True, 0, 0, year)])
-
     def test_lowered_below_what_was_used(self) -> None:
         state, _ = Quota.one_off(8, keep_us=10 * SECOND).step(None, 5, START)
         play(self.quota, [(SECOND, 1, False, 0, 9 * SECOND, 9 * SECOND), (SECOND, -1, True, 0, 0, 9 * SECOND)], state)
-
-    @pytest.mark.parametrize("behind", [1, 4 * SECOND, 10 * SECOND])
-    def test_a_clock_that_falls_back_by_up_to_a_window(self, behind: int) -> None:
-        state, _ = self.quota.step(None, 2, START)
-        wait = 10 * SECOND + behind
-        play(self.quota, [(-behind, 2, False, 1, wait, wait), (-behind, 1, True, 0, 0, wait)], state)
-
-    def test_a_clock_that_falls_back_by_more_than_a_window(self) -> None:
-        state, _ = self.quota.step(None, 3, START)
-        mended = play(self.quota, [(-10_000_001, 1, False, 0, 10 * SECOND, 10 * SECOND)], state)
-        play(self.quota, [(-2, 1, False, 0, 1, 1), (-1, 1, True, 2, 0, 10 * SECOND)], mended)
 
     def test_after_a_refilled_bucket(self) -> None:
         """At 5 per 10 s, 2.5 of 4 are still used after 3 s. With the next use that counts as 3, and no longer falls."""
@@ -168,17 +137,6 @@ class TestRefillInSteps:
             ],
         )
 
-    def test_a_step_longer_than_the_window(self) -> None:
-        quota = Quota(10, SECOND, refill_every_us=2 * SECOND)
-        play(
-            quota,
-            [
-                (0, 10, True, 0, 0, 2_000_000),
-                (1_999_999, 1, False, 0, 1, 1),
-                (2_000_000, 10, True, 0, 0, 2_000_000),
-            ],
-        )
-
     def test_a_changed_limit_keeps_the_steps(self) -> None:
         """After 300 ms one step at 10/s: 5.5 of the 8 are used. At 22/s, 5.5 come back with each step."""
         state, _ = self.quota.step(None, 8, START)
@@ -196,17 +154,6 @@ class TestRefillInSteps:
         state, _ = Quota(10, SECOND).step(state, 1, START + 200_000)
         assert void_at(state, Quota(10, SECOND)) == START + 200_000 + 900_000
 
-    @pytest.mark.parametrize("behind", [1, 100_000, 999_999, 1_000_000])
-    def test_a_clock_that_falls_back_by_up_to_a_window(self, behind: int) -> None:
+    def test_a_clock_that_falls_back_by_more_than_a_window(self) -> None:
         state, _ = self.quota.step(None, 10, START)
-        play(self.quota, [(-behind, 1, False, 0, 250_000 + behind, 1_000_000 + behind)], state)
-
-    @pytest.mark.parametrize("behind", [1_000_001, 1_100_000, 1_250_000, 10**12 + 1])
-    def test_a_clock_that_falls_back_by_more_than_a_window(self, behind: int) -> None:
-        """Wherever the steps begin then, the answer is honest."""
-        state, _ = self.quota.step(None, 10, START)
-        now = START - behind
-        mended, refusal = self.quota.step(state, 1, now)
-        assert 0 < refusal.retry_after_us <= 250_000
-        assert not self.quota.step(mended, 1, now + refusal.retry_after_us - 1)[1].allowed
-        assert self.quota.step(mended, 1, now + refusal.retry_after_us)[1].allowed
+        play(self.quota, [(-1_000_001, 1, False, 0, 250_000, 1_000_000)], state)

@@ -1,8 +1,7 @@
-"""The files in ``deploy/`` are such as their tools accept, and say what the service understands."""
+"""The files in ``deploy/`` are valid for their tools, and for the service."""
 
 from __future__ import annotations
 
-import argparse
 import configparser
 import json
 import re
@@ -21,8 +20,9 @@ from packaging.requirements import Requirement
 
 import headgate
 from headgate.cli.__main__ import main
-from headgate.cli.serve import add_options, options, settings_of, unknown_variables
+from headgate.cli.serve import options, unknown_variables
 from headgate.server.settings import Settings
+from tests.cli.test_serve import settings as parsed_settings
 from tests.server.process.service import SECONDS, Service, service
 from tests.servers import until
 
@@ -68,21 +68,19 @@ VALUES: dict[str, dict[str, Any]] = {
     },
 }
 ELSEWHERE = {"store": "redis://redis:6379/0", "database": "postgresql://db/headgate", "admin-key": "hg_key"}
-"""What is in Secrets that the values name."""
+"""Content of Secrets that the values name."""
 UNIT = DEPLOY / "headgate.service"
 DEFAULTS = Settings()
 
 
-def settings(environment: dict[str, str], *arguments: str) -> Settings:
-    """What the service makes of an environment and arguments."""
+def settings(environment: dict[str, str]) -> Settings:
+    """Return the settings of an environment."""
     assert unknown_variables(environment) == []
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    return settings_of(parser.parse_args(arguments), environment)
+    return parsed_settings(**environment)
 
 
 def instructions(name: str) -> list[str]:
-    """What follows an instruction of the Dockerfile, each time that it is there."""
+    """Return the arguments of an instruction of the Dockerfile, each time that it occurs."""
     joined = DOCKERFILE.replace("\\\n", " ")
     return re.findall(rf"^{name} (.*)$", joined, re.MULTILINE)
 
@@ -93,7 +91,7 @@ def image_environment() -> dict[str, str]:
 
 
 def rendered(values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """What Helm makes of the chart: of the release `headgate` without values, `edge` with them."""
+    """Return the objects of the chart: as release `headgate` without values, `edge` with them."""
     command = [HELM, "template", "edge" if values else "headgate", CHART, "--values", "-"]
     done = subprocess.run(command, input=json.dumps(values or {}), capture_output=True, text=True, check=True)
     return [each for each in yaml.safe_load_all(done.stdout) if each]
@@ -117,7 +115,7 @@ def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def environment_of(objects: list[dict[str, Any]]) -> dict[str, str]:
-    """The variables of the container; those from Secrets of the user's own have a value that would do."""
+    """Return the variables of the container, with values for those from Secrets of the user."""
     made = {each["metadata"]["name"]: each["stringData"] for each in objects if each["kind"] == "Secret"}
     found = {}
     for each in container(objects)["env"]:
@@ -128,7 +126,7 @@ def environment_of(objects: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def here(environment: dict[str, str], folder: Path) -> dict[str, str]:
-    """The same with files and folders that are mounted there made here."""
+    """Return the same with mounted files and folders created here."""
     found = {}
     for name, value in environment.items():
         path = folder / value.removeprefix("/etc/headgate/")
@@ -150,7 +148,7 @@ class TestDockerfile:
     def test_hadolint_finds_nothing(self) -> None:
         subprocess.run([str(BIN / "hadolint"), str(DEPLOY / "Dockerfile")], check=True)
 
-    def test_all_that_is_copied_is_there_and_not_ignored(self) -> None:
+    def test_copied_files_exist_and_are_not_ignored(self) -> None:
         ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
         copied = [word for line in instructions("COPY") if "--from" not in line for word in line.split()[:-1]]
         assert {f"!{word}" for word in copied if word != "/dist/*.whl"} <= set(ignored)
@@ -159,12 +157,12 @@ class TestDockerfile:
     def test_its_command_could_start_with_its_environment(self, capsys: pytest.CaptureFixture[str]) -> None:
         words = [*json.loads(instructions("ENTRYPOINT")[0]), *json.loads(instructions("CMD")[-1])]
         assert words == ["headgate", "serve"]
-        asked = settings(image_environment())
-        assert (asked.host, asked.log_format) == ("0.0.0.0", "json")  # noqa: S104  in a container
+        given = settings(image_environment())
+        assert (given.host, given.log_format) == ("0.0.0.0", "json")  # noqa: S104  in a container
         assert main([*words[1:], "--http-port", "0", "--grpc-port", "0", "--check"]) == 0
         assert "it could start" in capsys.readouterr().out
 
-    def test_without_rules_it_begins_with_a_database_where_it_may_write(self, tmp_path: Path) -> None:
+    def test_without_rules_it_creates_a_database_in_its_volume(self, tmp_path: Path) -> None:
         (folder,) = instructions("WORKDIR")[1:]
         assert image_environment()["HEADGATE_DATA_DIR"] == folder
         assert instructions("VOLUME") == [folder]
@@ -174,35 +172,35 @@ class TestDockerfile:
             until(lambda: "the first key" in found.said and "hg_" in found.said, "it serves", SECONDS)
             assert "hg_" not in found.complained
             assert {path.name for path in tmp_path.iterdir()} >= {"headgate.db"}
-            assert list(tmp_path.glob("*/rules.json"))
+            assert list(tmp_path.glob("*/rules.jsonl"))
 
-    def test_it_exposes_the_ports_and_asks_for_a_page_that_there_is(self, served: Service) -> None:
+    def test_it_exposes_the_ports_and_its_health_check_succeeds(self, served: Service) -> None:
         assert instructions("EXPOSE") == [f"{DEFAULTS.http_port} {DEFAULTS.grpc_port}"]
         program = json.loads(re.findall(r"CMD (\[\"python\".*\])", DOCKERFILE)[0])
-        asked = [sys.executable, *program[1:]]
-        asked[-1] = asked[-1].replace(f":{DEFAULTS.http_port}/", f":{served.http_port}/")
-        subprocess.run(asked, check=True)
+        given = [sys.executable, *program[1:]]
+        given[-1] = given[-1].replace(f":{DEFAULTS.http_port}/", f":{served.http_port}/")
+        subprocess.run(given, check=True)
 
 
 class TestCompose:
-    def test_the_service_understands_its_options(self) -> None:
+    def test_its_options_are_valid(self) -> None:
         ours = COMPOSE["services"]["headgate"]
         (mount,) = ours["volumes"]
         environment = dict(ours["environment"])
         rules = DEPLOY / mount["source"] / Path(environment["HEADGATE_RULES"]).relative_to(mount["target"])
-        asked = settings({**image_environment(), **environment, "HEADGATE_RULES": str(rules)})
-        assert asked.workers == 2
+        given = settings({**image_environment(), **environment, "HEADGATE_RULES": str(rules)})
+        assert given.workers == 2
         assert main(["rules", "validate", str(rules)]) == 0
-        assert int(ours["stop_grace_period"].removesuffix("s")) > asked.drain_delay + asked.drain_seconds + 5
-        assert asked.store == "redis://redis:6379/0"
+        assert int(ours["stop_grace_period"].removesuffix("s")) > given.drain_delay + given.drain_seconds + 5
+        assert given.store == "redis://redis:6379/0"
 
-    def test_the_store_keeps_what_it_is_given(self) -> None:
+    def test_the_store_is_durable(self) -> None:
         command = COMPOSE["services"]["redis"]["command"]
         options = dict(zip(command[1::2], command[2::2], strict=True))
         assert options["--maxmemory-policy"] == "noeviction"
         assert options["--appendonly"] == "yes"
 
-    def test_what_is_mounted_and_configured_is_there(self) -> None:
+    def test_mounts_and_configs_exist(self) -> None:
         used = set()
         for each in COMPOSE["services"].values():
             for mount in each.get("volumes", []):
@@ -214,20 +212,20 @@ class TestCompose:
             assert set(each.get("depends_on", [])) <= COMPOSE["services"].keys()
         assert used == COMPOSE["configs"].keys()
 
-    def test_only_this_machine_reaches_its_ports(self) -> None:
+    def test_ports_are_local(self) -> None:
         ports = [port for each in COMPOSE["services"].values() for port in each.get("ports", [])]
         assert all(port.startswith("127.0.0.1:") for port in ports)
         assert f"127.0.0.1:{DEFAULTS.http_port}:{DEFAULTS.http_port}" in ports
 
-    def test_prometheus_has_our_alerts_and_asks_our_service(self) -> None:
-        asked = yaml.safe_load(COMPOSE["configs"]["prometheus"]["content"])
-        (job,) = asked["scrape_configs"]
+    def test_prometheus_has_our_alerts_and_our_target(self) -> None:
+        given = yaml.safe_load(COMPOSE["configs"]["prometheus"]["content"])
+        (job,) = given["scrape_configs"]
         assert job["job_name"] == "headgate"  # as the alerts have it
         assert job["static_configs"] == [{"targets": [f"headgate:{DEFAULTS.http_port}"]}]
         targets = [mount["target"] for mount in COMPOSE["services"]["prometheus"]["volumes"] if isinstance(mount, dict)]
-        assert asked["rule_files"] == targets
+        assert given["rule_files"] == targets
 
-    def test_grafana_has_our_dashboard_and_where_its_data_are(self) -> None:
+    def test_grafana_has_our_dashboard_and_its_data_source(self) -> None:
         (source,) = yaml.safe_load(COMPOSE["configs"]["datasource"]["content"])["datasources"]
         assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
         (provider,) = yaml.safe_load(COMPOSE["configs"]["dashboards"]["content"])["providers"]
@@ -237,27 +235,27 @@ class TestCompose:
 
 
 class TestLocks:
-    def test_what_the_image_installs_is_what_the_package_asks_for(self) -> None:
-        """All that the extras of the image need, directly, in a version that they accept, and with digests."""
+    def test_the_image_installs_the_requirements_of_the_package(self) -> None:
+        """All direct requirements of the image's extras, in accepted versions, with digests."""
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())
         locked = {name: text for name in ("requirements", "build") for text in [(DEPLOY / f"{name}.lock").read_text()]}
-        asked = {"requirements": requirements(project["project"], "admin", "otel"), "build": ["hatchling"]}
+        given = {"requirements": requirements(project["project"], "admin", "otel"), "build": ["hatchling"]}
         for name, text in locked.items():
             versions = dict(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", text, re.MULTILINE))
-            for each in map(Requirement, asked[name]):
+            for each in map(Requirement, given[name]):
                 assert versions[each.name.lower()] in each.specifier, each
             assert len(re.findall("^[a-z0-9-]+", text, re.MULTILINE)) == len(versions)
             assert all("--hash=sha256:" in part for part in re.split("^(?=[a-z])", text, flags=re.MULTILINE) if part)
 
-    @pytest.mark.parametrize("package", ["polyfactory", "faker"])
-    def test_a_dependency_of_litestar_that_is_left_out_is_not_imported(self, package: str) -> None:
-        assert not re.search(rf"^{package}==", (DEPLOY / "requirements.lock").read_text(), re.MULTILINE)
-        blocked = f"import sys; sys.modules[{package!r}] = None; from headgate.admin import api, listener, plane"
-        subprocess.run([sys.executable, "-c", blocked], check=True)
+    def test_omitted_dependencies_of_litestar_are_not_imported(self) -> None:
+        assert not re.search("^(polyfactory|faker)==", (DEPLOY / "requirements.lock").read_text(), re.MULTILINE)
+        blocked = "import sys; sys.modules |= {'polyfactory': None, 'faker': None}"
+        program = f"{blocked}; from headgate.admin import api, listener, plane"
+        subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def requirements(project: dict[str, Any], *extras: str) -> list[str]:
-    """What a package needs with its extras, those that it names itself included."""
+    """Return the requirements of a package with some extras, including nested ones."""
     found = list(project["dependencies"])
     for extra in extras:
         for each in project["optional-dependencies"][extra]:
@@ -267,24 +265,24 @@ def requirements(project: dict[str, Any], *extras: str) -> list[str]:
 
 
 class TestKubernetes:
-    def test_the_manifest_is_the_chart_with_its_own_values(self) -> None:
+    def test_the_manifest_is_the_chart_with_default_values(self) -> None:
         text = (DEPLOY / "kubernetes.yaml").read_text()
         for each in (made := rendered()):
             for name in ("helm.sh/chart", "app.kubernetes.io/managed-by"):
                 del each["metadata"]["labels"][name]
         assert made == list(yaml.safe_load_all(text)), "make manifest renews deploy/kubernetes.yaml"
 
-    def test_the_service_understands_its_options(self, tmp_path: Path) -> None:
+    def test_its_options_are_valid(self, tmp_path: Path) -> None:
         found = of_kind(KUBERNETES, "ConfigMap", "headgate-rules")["data"]["rules.yaml"]
         (tmp_path / "rules.yaml").write_text(found)
         assert main(["rules", "validate", str(tmp_path / "rules.yaml")]) == 0
         environment = environment_of(KUBERNETES)
         mounts = {mount["name"]: mount["mountPath"] for mount in container(KUBERNETES)["volumeMounts"]}
         assert environment["HEADGATE_RULES"] == f"{mounts['rules']}/rules.yaml"
-        asked = settings({**image_environment(), **environment, "HEADGATE_RULES": str(tmp_path / "rules.yaml")})
-        assert asked.shares is None, "pods are counted, however many there are"
+        given = settings({**image_environment(), **environment, "HEADGATE_RULES": str(tmp_path / "rules.yaml")})
+        assert given.shares is None, "any number of pods is counted"
 
-    def test_probes_ask_for_pages_that_there_are(self, served: Service) -> None:
+    def test_the_pages_of_probes_exist(self, served: Service) -> None:
         notes = deployment(KUBERNETES)["template"]["metadata"]["annotations"]
         probes = [container(KUBERNETES)[f"{probe}Probe"] for probe in ("startup", "readiness", "liveness")]
         assert all(served.get(probe["httpGet"]["path"])[0] == 200 for probe in probes)
@@ -293,7 +291,7 @@ class TestKubernetes:
 
 
 class TestChart:
-    """What Helm itself makes of the chart."""
+    """The chart as rendered by Helm."""
 
     def test_helm_finds_nothing(self) -> None:
         found = subprocess.run([HELM, "lint", "--strict", CHART], capture_output=True, text=True, check=False)
@@ -317,9 +315,9 @@ class TestChart:
         assert {mount["name"] for mount in container(objects)["volumeMounts"]} == volumes.keys()
         made = {each["metadata"]["name"] for each in objects if each["kind"] == "ConfigMap"}
         assert {volume["configMap"]["name"] for volume in volumes.values() if "configMap" in volume} == made
-        asked = settings(here(environment_of(objects), tmp_path))
+        given = settings(here(environment_of(objects), tmp_path))
         grace = spec["template"]["spec"]["terminationGracePeriodSeconds"]
-        assert grace > asked.drain_delay + asked.drain_seconds + 5
+        assert grace > given.drain_delay + given.drain_seconds + 5
 
     def test_metrics_have_the_job_of_the_alerts(self) -> None:
         """Whatever the release is called; and one Service alone is scraped, so that nothing counts twice."""
@@ -343,7 +341,7 @@ class TestChart:
         assert yaml.safe_load(files["edge.yaml"]) == VALUES["files"]["envoy"]["files"]["edge.yaml"]
 
     @pytest.mark.parametrize(
-        ("wrong", "said"),
+        ("wrong", "message"),
         [
             ({"replica": 2}, "replica"),
             ({"store": {"address": "memory"}}, "store.address"),
@@ -351,10 +349,10 @@ class TestChart:
             ({"admin": {"expose": True}}, "admin.expose needs tls.existingSecret"),
         ],
     )
-    def test_wrong_values_are_refused(self, wrong: dict[str, Any], said: str) -> None:
+    def test_wrong_values_are_refused(self, wrong: dict[str, Any], message: str) -> None:
         with pytest.raises(subprocess.CalledProcessError) as error:
             rendered(wrong)
-        assert said in error.value.stderr
+        assert message in error.value.stderr
 
 
 class TestSystemd:
@@ -376,8 +374,8 @@ class TestSystemd:
         assert words == ["/opt/headgate/bin/headgate", "serve"]
         text = ours["Environment"].replace("/etc/headgate", str(ROOT / "docs" / "examples"))
         environment = dict(word.split("=", 1) for word in shlex.split(text))
-        asked = settings(environment)
-        assert int(ours["TimeoutStopSec"]) > asked.drain_delay + asked.drain_seconds + 5
+        given = settings(environment)
+        assert int(ours["TimeoutStopSec"]) > given.drain_delay + given.drain_seconds + 5
         assert environment["HEADGATE_DATA_DIR"] == ours["WorkingDirectory"] == f"/var/lib/{ours['StateDirectory']}"
         assert settings({**environment, "HEADGATE_RULES": "", "HEADGATE_DATABASE": "postgresql://db/headgate"}).database
         assert int(ours["LimitNOFILE"]) > DEFAULTS.max_connections

@@ -12,25 +12,17 @@ PACKAGE = ROOT / "src" / "headgate"
 PAGES = (ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md")
 NAMED = re.compile(r"`([\w./-]+\.(?:py|lua|proto|toml)|(?:src|tests|benchmarks)/[\w./-]+)`")
 PLACED = re.compile(r"`([\w.]+)`\s+(?:in|of)\s+`([\w./-]+\.(?:py|lua))`")
-"""What is said to be in a file: a function, a class or a member of one."""
+"""A mention of a name in a file: a function, a class or a member of one."""
 PLACEHOLDER = "NAME"
-"""Of a file that somebody is about to write."""
-
-
-def named_in(page: Path) -> list[str]:
-    return [name for name in NAMED.findall(page.read_text()) if PLACEHOLDER not in name]
+"""In names of files to be written."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_file_that_is_named_exists(page: Path) -> None:
-    names = named_in(page)
+def test_named_files_exist_and_have_the_names_that_pages_place_there(page: Path) -> None:
+    text = page.read_text()
+    names, placed = [name for name in NAMED.findall(text) if PLACEHOLDER not in name], PLACED.findall(text)
     assert len(names) > 20
     assert [name for name in names if not ((PACKAGE / name).exists() or (ROOT / name).exists())] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_file_has_what_is_said_to_be_in_it(page: Path) -> None:
-    placed = PLACED.findall(page.read_text())
     assert len(placed) > 5
     for names, file in placed:
         content = next(folder / file for folder in (PACKAGE, ROOT) if (folder / file).exists()).read_text()

@@ -1,4 +1,4 @@
-"""The table of bad input in docs/concepts.md: every row, tried."""
+"""Every row of the table of bad input in docs/concepts.md."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def stores(*wrong: Any) -> list[Callable[[], object]]:
 
 
 async def coroutine() -> None:
-    """Something to guard."""
+    """A coroutine function, to be guarded."""
 
 
 def guarded() -> None:
@@ -72,10 +72,7 @@ ERRORS: dict[str, tuple[type[HeadgateError], list[Callable[[], object]]]] = {
     "no quota": (InvalidQuota, quotas([])),
     "a key that is not text": (InvalidKey, keys(None, 42, b"ada", ["ada"], "", "x" * 65_537)),
     "a key with a lone surrogate": (InvalidKey, keys("\ud800")),
-    "a limiter's name": (
-        InvalidKey,
-        [partial(Limiter, "1/s", name=name) for name in ("", "a b", "a|b", "x" * 65)],
-    ),
+    "a limiter's name": (InvalidKey, [partial(Limiter, "1/s", name=name) for name in ("", "a b", "a|b", "x" * 65)]),
     "a cost that is not a whole number": (InvalidCost, costs(1.5, 1.0, "1", True, None, math.nan)),
     "a cost below 1": (InvalidCost, [*costs(-1, 100_001), lambda: LIMITER.peek("ada", 0)]),
     "a cost above the capacity": (CostTooLarge, costs(11, verbs=TAKING)),
@@ -118,7 +115,7 @@ def rows() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0][:40])
-def test_a_row_of_the_table_is_true(row: list[str]) -> None:
+def test_a_row_of_the_table(row: list[str]) -> None:
     found = [(error, calls) for start, (error, calls) in ERRORS.items() if row[0].startswith(start)]
     for error, calls in found:
         assert row[1].startswith(f"`{error.__name__}`")

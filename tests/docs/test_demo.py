@@ -1,4 +1,4 @@
-"""``make demo``: a running fleet, its traffic and its events, seen through the REST API."""
+"""``make demo``: a fleet with its traffic and events, seen through the REST API."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.servers import until
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 300
-"""How long a test waits for what should come soon."""
+"""Timeout of tests."""
 WITHOUT_REDIS = {"PATH": "/nowhere"}
 COMMAND = [sys.executable, "-W", "error", "-m", "examples.demo", "--any-port"]
 
 
 class Running:
-    """A demo that runs."""
+    """A running demo."""
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes], output: Path) -> None:
         self._folder, self._process, self._output = folder, process, output
@@ -47,7 +47,7 @@ class Running:
         return httpx.get(f"{known['console']}api/v1/{path}", headers=headers, timeout=SECONDS).raise_for_status().json()
 
     def count(self, metric: str) -> float:
-        """The sum of a metric of all nodes."""
+        """Return the sum of a metric over all nodes."""
         total = 0.0
         for node in self.known["nodes"]:
             text = httpx.get(f"{node['http']}/metrics", timeout=SECONDS).raise_for_status().text
@@ -84,7 +84,7 @@ def demo(folder: Path, *options: str, **environment: str) -> Iterator[Running]:
 
 
 def processes_in(folder: Path) -> list[str]:
-    """Commands that name a folder."""
+    """Return the command lines that contain a folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -96,7 +96,7 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
-def test_all_that_is_announced_can_be_seen(tmp_path: Path) -> None:
+def test_all_events_can_be_seen(tmp_path: Path) -> None:
     with demo(tmp_path / "demo", "--speed", "10", "--days", "0") as running:
         until(lambda: f"ready {running.known['console']}\n" in running.said, "it says that it is ready")
         assert (tmp_path / "demo" / "demo.json").stat().st_mode & 0o777 == 0o600
@@ -115,7 +115,7 @@ def test_all_that_is_announced_can_be_seen(tmp_path: Path) -> None:
         until(lambda: not running.check()["degraded"], "Redis decides again")
 
 
-def test_without_redis_it_says_how_to_get_one_and_what_it_keeps_is_there_the_next_time(tmp_path: Path) -> None:
+def test_it_runs_without_redis_and_continues_with_kept_data(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     with demo(folder, "--days", "1", **WITHOUT_REDIS) as running:
         assert "redis-server is not installed (apt-get install redis-server)" in running.said
@@ -130,23 +130,17 @@ def test_without_redis_it_says_how_to_get_one_and_what_it_keeps_is_there_the_nex
         assert running.ask("rules")["total"] == 8
 
 
-def test_it_ends_in_time_and_touches_no_folder_of_others(tmp_path: Path) -> None:
-    ended = [*COMMAND, "--folder", str(tmp_path / "demo"), "--seconds", "0.1", "--days", "0"]
+def test_it_ends_in_time_and_refuses_other_folders(tmp_path: Path) -> None:
+    def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        command, environment = [*COMMAND, "--folder", str(folder), *options], os.environ | WITHOUT_REDIS
+        pipes: Any = {"capture_output": True, "text": True, "timeout": SECONDS}
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False, **pipes)
+
     for _ in range(2):
-        done = subprocess.run(
-            ended,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-            env=os.environ | WITHOUT_REDIS,
-        )
+        done = run(tmp_path / "demo", "--seconds", "0.1", "--days", "0")
         assert (done.returncode, done.stderr) == (0, "")
     (tmp_path / "mine").touch()
-    done = subprocess.run(
-        [*COMMAND, "--folder", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    done = run(tmp_path)
     assert done.returncode == 1
     assert "has files that are not the demo's: choose another --folder" in done.stderr
     assert (tmp_path / "mine").exists()

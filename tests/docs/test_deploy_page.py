@@ -1,4 +1,4 @@
-"""What docs/deploy.md shows of a database runs as printed, in its order, on a PostgreSQL that asks for a password."""
+"""The commands for a database in docs/deploy.md run in order, on a PostgreSQL with passwords."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.postgres import PostgresServer, postgres_server
 from tests.servers import redis_server
 
 PASSWORD, TRUSTED = "scram-sha-256", "trust"
-SHOWN = [block for block in BLOCKS if block.asks_database]
+SHOWN = [block for block in BLOCKS if block.needs_database]
 
 
 @pytest.fixture
@@ -38,14 +38,14 @@ def test_the_commands_for_a_database_run_as_printed(postgres: PostgresServer, tm
     with redis_server() as redis:
         for block in SHOWN:
             text = block.text.replace("5432", str(postgres.port))
-            said = run(block, text, tmp_path, redis, None)
+            output = run(block, text, tmp_path, redis, None)
             for command, answer in {
                 "rules apply": "revision 1 in force",
                 "keys create": "the key is shown only this once",
                 "database status": "version ",
                 "audit verify": "intact: ",
             }.items():
-                assert (f"headgate {command}" in block.text) == (answer in said), f"{block}: {said}"
+                assert (f"headgate {command}" in block.text) == (answer in output), f"{block}: {output}"
         served = (tmp_path / "served").read_text()
     assert f"4, from postgresql://headgate@localhost:{postgres.port}/headgate" in served
     assert "shared by 2 workers" in served

@@ -1,9 +1,8 @@
-"""The page about the gateway: its file runs as printed, its conversation goes as printed, and it names every field."""
+"""The page about the gateway: its file and its commands work as printed, and it names every field."""
 
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,17 @@ import yaml
 
 from headgate.cli.__main__ import main
 from headgate.config.schema import ListOf, MapOf, Record
-from headgate.gateway.forms import GATEWAY
 from headgate.gateway.loading import load_gateway
+from headgate.gateway.model import GATEWAY
 from headgate.gateway.running import _FIXED
 from headgate.gateway.scalars import OneOrMore
-from tests.docs.test_blocks import ROOT, blocks_of
+from tests.docs.test_blocks import ROOT, blocks_of, conversation, shell
 from tests.gateway.gateways import PATIENT, Gateway, gateway, upstream
 from tests.servers import free_port
 
 PAGE = ROOT / "docs" / "gateway.md"
 BLOCKS = blocks_of(PAGE)
 FILE = next(block for block in BLOCKS if block.file == "gateway.yaml")
-SECONDS = 120
 
 
 @pytest.fixture(scope="module")
@@ -45,26 +43,16 @@ def placed(text: str, ports: Mapping[str, int]) -> str:
     return text
 
 
-def test_the_conversation_goes_as_printed(running: Gateway, ports: Mapping[str, int], tmp_path: Path) -> None:
-    """An ellipsis stands for anything."""
+def test_commands_have_the_printed_output(running: Gateway, ports: Mapping[str, int], tmp_path: Path) -> None:
     assert running.port == ports["8000"]
     (block,) = [block for block in BLOCKS if block.language == "console"]
-    for said in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
-        command, expected = said.split("\n", 1)
-        ended = subprocess.run(
-            ["/bin/bash", "-euo", "pipefail", "-c", placed(command, ports)],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-        pattern = ".*".join(re.escape(part.strip()) for part in expected.strip().split("..."))
-        answer = ended.stdout.replace("\r", "").strip()
-        assert re.search(pattern.replace("\\\n", "\n"), answer, re.DOTALL), f"{answer}\n{ended.stderr}"
+    for command, pattern in conversation(block):
+        ended = shell(f"set -e\n{placed(command, ports)}", tmp_path)
+        output = ended.stdout.replace("\r", "").strip()
+        assert re.search(pattern.replace("\\\n", "\n"), output, re.DOTALL), f"{output}\n{ended.stderr}"
 
 
-def test_every_yaml_of_the_page_is_part_of_a_file_that_can_be_used(tmp_path: Path) -> None:
+def test_every_yaml_block_is_part_of_a_valid_file(tmp_path: Path) -> None:
     for block in BLOCKS:
         if block.language == "yaml":
             data = {**yaml.safe_load(FILE.text), **yaml.safe_load(block.text)}
@@ -75,7 +63,7 @@ def test_every_yaml_of_the_page_is_part_of_a_file_that_can_be_used(tmp_path: Pat
 
 
 def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the one that would change this environment, and the one that runs above."""
+    """Except the installation, and the one that runs above."""
     block, consumers = [block for block in BLOCKS if block.language == "sh"]
     first, *commands, last = [line.partition("#")[0].split() for line in block.text.splitlines()]
     assert (first[0], last) == ("pip", ["headgate", "gateway", "gateway.yaml"])
@@ -84,14 +72,14 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [main(words[1:]) for words in commands] == [0] * 5
 
 
-def test_the_page_names_every_field_and_what_needs_a_restart() -> None:
+def test_the_page_names_every_field_and_those_that_need_a_restart() -> None:
     words = set(re.findall(r"\w+", PAGE.read_text()))
     assert names(GATEWAY) - words == set()
     assert {part for name in _FIXED for part in name.split(".")} - words == set()
 
 
 def names(form: Any) -> set[str]:
-    """The names of all fields of a form, and of what is in it."""
+    """Return the names of all fields of a form, including nested ones."""
     if isinstance(form, Record):
         return {*form.fields, *(name for field in form.fields.values() for name in names(field.form))}
     return names(form.of) if isinstance(form, ListOf | MapOf | OneOrMore) else set()

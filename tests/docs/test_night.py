@@ -1,7 +1,4 @@
-"""The night on call in ``examples/night`` goes as its README says, on a real Redis and a real service.
-
-What an operator has set for a service of their own does not matter.
-"""
+"""``examples/night`` does what its README describes, with any environment of an operator."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from pathlib import Path
 EXAMPLE = Path(__file__).parents[2] / "examples" / "night"
 
 
-def test_the_four_scenes_go_as_told() -> None:
-    of_another = {"HEADGATE_ADMIN_KEY": "a-key-of-the-operators-own-service", "HEADGATE_HTTP_PORT": "1"}
+def test_the_four_scenes() -> None:
+    environment = {"HEADGATE_ADMIN_KEY": "a-key-of-the-operators-own-service", "HEADGATE_HTTP_PORT": "1"}
     done = subprocess.run(
         [sys.executable, str(EXAMPLE)],
-        env={**os.environ, **of_another},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -40,10 +37,10 @@ def test_the_four_scenes_go_as_told() -> None:
     assert "user 32: 5 of 8 orders pass" in halving
 
 
-def scenes(said: str) -> list[str]:
-    """What each of the four scenes says."""
+def scenes(output: str) -> list[str]:
+    """Return the output of each scene."""
     found = []
     for number in range(1, 5):
-        _, _, rest = said.partition(f"\n{number}. ")
+        _, _, rest = output.partition(f"\n{number}. ")
         found.append(rest.partition(f"\n{number + 1}. ")[0])
     return found

@@ -1,4 +1,4 @@
-"""What is said about metrics is so: the table in the docs, the dashboard and the alerts name what there is."""
+"""The table of metrics in the docs, the dashboard and the alerts name metrics that exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import promql_parser
-import pytest
 import yaml
 
 from headgate.observe.metrics import METRICS, MetricKind
@@ -21,11 +20,11 @@ ALERTS = yaml.safe_load((DOCS / "prometheus" / "alerts.yaml").read_text())
 DASHBOARD = json.loads((DOCS / "grafana" / "headgate.json").read_text())
 PAGE = (DOCS / "observe.md").read_text()
 TARGETS = {"job", "instance", "le"}
-"""Labels that Prometheus adds, and that of buckets."""
+"""Labels that Prometheus adds, and the label of buckets."""
 
 
 def exposed() -> dict[str, set[str]]:
-    """The names of all samples that are shown, each with its labels."""
+    """Return the labels of all exposed samples, by name."""
     found: dict[str, set[str]] = {}
     for family in METRICS.values():
         ends = ("_bucket", "_count", "_sum") if family.kind is MetricKind.HISTOGRAM else ("",)
@@ -50,7 +49,7 @@ def expressions() -> list[str]:
 
 
 def nodes(expression: Any) -> Iterator[Any]:
-    """All parts of an expression."""
+    """Iterate over all parts of an expression."""
     yield expression
     for name in ("expr", "lhs", "rhs", "args", "param", "vector_selector"):
         part = getattr(expression, name, None)
@@ -60,32 +59,27 @@ def nodes(expression: Any) -> Iterator[Any]:
 
 
 def metrics_of(expression: str) -> set[str]:
-    """The metrics that an expression names."""
+    """Return the metrics in an expression."""
     found = nodes(promql_parser.parse(expression))
     return {node.name for node in found if isinstance(node, promql_parser.VectorSelector) and node.name}
 
 
-@pytest.mark.parametrize("expression", expressions())
-def test_every_expression_is_valid_and_names_metrics_and_labels_that_there_are(expression: str) -> None:
-    known, named = exposed(), metrics_of(expression)
-    assert named
-    assert named <= known.keys()
-    labels = set.union(*(known[name] for name in named))
-    for grouped in re.findall(r"\bby \(([^)]*)\)", expression):
-        assert set(filter(None, re.split(r",\s*", grouped))) <= labels
-    for matched in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"", expression):
-        assert matched in labels
+def test_every_expression_is_valid_with_known_metrics_and_labels() -> None:
+    known = exposed()
+    for expression in expressions():
+        named = metrics_of(expression)
+        assert named, expression
+        assert named <= known.keys(), expression
+        labels = set.union(*(known[name] for name in named))
+        for grouped in re.findall(r"\bby \(([^)]*)\)", expression):
+            assert set(filter(None, re.split(r",\s*", grouped))) <= labels, expression
+        for matched in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"", expression):
+            assert matched in labels, expression
+    nested = 'topk(3, sum by (x) (rate(a{b="c"}[5m]))) > 10 * -(max(d offset 1d)) and histogram_quantile(0.9, e) > 1'
+    assert metrics_of(nested) == {"a", "d", "e"}
 
 
-def test_the_parts_of_an_expression_are_all_looked_at() -> None:
-    """So that the test above means something."""
-    expression = (
-        'topk(3, sum by (x) (rate(a{b="c"}[5m]))) > 10 * -(max(d offset 1d)) and histogram_quantile(0.9, e) > 1'
-    )
-    assert metrics_of(expression) == {"a", "d", "e"}
-
-
-def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
+def test_every_alert_has_a_severity_and_annotations() -> None:
     names = [alert["alert"] for alert in alerts()]
     assert len(set(names)) == len(names)
     for alert in alerts():
@@ -97,29 +91,24 @@ def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
             assert re.search(rf"by \([^)]*\b{label}\b", alert["expr"]), (alert["alert"], label)
 
 
-@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
-def test_every_alert_has_a_section_that_says_what_it_means_what_to_look_at_and_what_to_do(
-    alert: dict[str, Any],
-) -> None:
-    name = alert["alert"]
-    assert alert["annotations"]["runbook_url"] == f"operate.md#{name.lower()}"
+def test_every_alert_is_explained() -> None:
     sections = (DOCS / "operate.md").read_text().split("\n### ")
-    (section,) = [section for section in sections if section.startswith(f"{name}\n")]
-    assert re.findall(r"^\*\*(.+?):\*\* \S", section, re.MULTILINE) == ["Means", "Look at", "Do"]
-
-
-def test_the_page_lists_the_alerts_there_are() -> None:
+    for alert in alerts():
+        name = alert["alert"]
+        assert alert["annotations"]["runbook_url"] == f"operate.md#{name.lower()}"
+        (section,) = [section for section in sections if section.startswith(f"{name}\n")]
+        assert re.findall(r"^- \*\*(.+?):\*\* \S", section, re.MULTILINE) == ["Means", "Look at", "Do"], name
     assert re.findall(r"^\| `(Headgate\w+)` \|", PAGE, re.MULTILINE) == [alert["alert"] for alert in alerts()]
 
 
-def test_the_page_lists_the_metrics_there_are() -> None:
+def test_the_page_lists_all_metrics() -> None:
     rows = re.findall(r"^\| `(headgate_\w+)` \| (\w+) \|(.*?)\| (.*) \|$", PAGE, re.MULTILINE)
     assert [(name, kind, tuple(re.findall(r"`(\w+)`", labels)), text) for name, kind, labels, text in rows] == [
         (family.shown_name, str(family.kind), family.labels, family.help) for family in METRICS.values()
     ]
 
 
-def test_the_dashboard_is_one_that_grafana_can_draw() -> None:
+def test_grafana_can_draw_the_dashboard() -> None:
     identifiers = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(identifiers)) == len(identifiers)
     taken: set[tuple[int, int]] = set()
@@ -140,38 +129,20 @@ def test_the_dashboard_is_one_that_grafana_can_draw() -> None:
     assert [each["name"] for each in DASHBOARD["templating"]["list"]] == ["datasource", "job", "instance"]
 
 
-def test_every_metric_that_tells_of_trouble_is_on_the_dashboard() -> None:
-    drawn = set.union(
-        *(
-            metrics_of(target["expr"].replace("$__rate_interval", "5m"))
-            for panel in panels()
-            for target in panel["targets"]
-        )
-    )
-    shown = {name.removesuffix("_bucket") for name in drawn}
+def test_the_dashboard_has_all_metrics_but_these() -> None:
+    drawn = [target["expr"].replace("$__rate_interval", "5m") for panel in panels() for target in panel["targets"]]
+    shown = {name.removesuffix("_bucket") for expression in drawn for name in metrics_of(expression)}
     unseen = {family.shown_name for family in METRICS.values()} - shown
-    assert unseen == {
-        "headgate_build_info",
-        "headgate_caller_last_request_timestamp_seconds",
-        "headgate_nodes",
-        "headgate_config_broken",
-        "headgate_denials_unlogged_total",
-        "headgate_peeks_total",
-        "headgate_process_start_time_seconds",
-        "headgate_refunds_total",
-        "headgate_resets_total",
-        "headgate_rule_degraded_total",
-        "headgate_rules_broken",
-        "headgate_rules_contact_timestamp_seconds",
-        "headgate_rules_stale",
-        "headgate_store_calls_total",
-        "headgate_unmatched_principals_total",
-        "headgate_worker_starts_total",
-    }
+    expected = """
+        build_info caller_last_request_timestamp_seconds nodes config_broken denials_unlogged_total peeks_total
+        process_start_time_seconds refunds_total resets_total rule_degraded_total rules_broken
+        rules_contact_timestamp_seconds rules_stale store_calls_total unmatched_principals_total worker_starts_total
+    """
+    assert unseen == {f"headgate_{name}" for name in expected.split()}
 
 
-def test_every_alert_fires_in_a_case_and_does_not_in_another() -> None:
-    """Says Prometheus' own tool."""
+def test_every_alert_fires_in_one_case_and_not_in_another() -> None:
+    """Verified by promtool."""
     promtool = shutil.which("promtool")
     assert promtool, "promtool is needed: apt-get install prometheus"
     for command in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts.test.yaml"]):
@@ -184,7 +155,7 @@ def test_every_alert_fires_in_a_case_and_does_not_in_another() -> None:
     assert cases == {(alert["alert"], fires) for alert in alerts() for fires in (False, True)}
 
 
-def test_the_metrics_that_stand_for_those_of_envoyproxy_ratelimit_are_there_with_their_labels() -> None:
+def test_the_metrics_of_the_migration_page_exist_with_their_labels() -> None:
     known = exposed()
     page = (DOCS / "migrating-ratelimit.md").read_text()
     named = re.findall(r"(headgate_[a-z_]+)(?:\{([^}]*)\})?", page)

@@ -1,4 +1,4 @@
-"""The tour behind ``make tour``, driven through a pipe, and through a terminal."""
+"""The tour of ``make tour``, with a pipe and with a terminal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.servers import until
 DEMO = Path(__file__).parents[2] / "docs" / "examples" / "tour.py"
 COMMAND = [sys.executable, "-W", "error", str(DEMO)]
 SECONDS = 60
-"""How long a test waits for what should come soon."""
+"""Timeout of tests."""
 
 
 def piped(text: str | bytes) -> str:
-    """Give `text` to the demo; return what it answers after its demonstration."""
+    """Return the output for `text`, after the demonstration."""
     data = text.encode() if isinstance(text, str) else text
     done = subprocess.run(COMMAND, input=data, capture_output=True, timeout=SECONDS, check=True)
     assert done.stderr == b""
@@ -42,57 +42,56 @@ def test_without_input_it_shows_a_demonstration_and_ends() -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_each_line_is_a_request_and_enter_repeats_it() -> None:
-    out = piped("quota 5/hour\nalice\n\n\n\n\n\nbob\n")  # in which nothing comes back meanwhile
-    assert out.count("allowed  alice") == 5
-    assert len(re.findall(r"denied   alice  \[\.{5}\] 0 of 5 left  retry after (?:12|11\.\d) min\n", out)) == 1
-    assert out.count("allowed  bob  [####.] 4 of 5 left") == 1
+CONVERSATIONS = {
+    "each line is a request, and Enter repeats it": (
+        "quota 5/hour\nalice\n\n\n\n\n\nbob\n",  # nothing is restored during the test
+        [
+            (r"allowed  alice", 5),
+            (r"denied   alice  \[\.{5}\] 0 of 5 left  retry after (?:12|11\.\d) min\n", 1),
+            (r"allowed  bob  \[####\.\] 4 of 5 left", 1),
+        ],
+    ),
+    "peek takes nothing, and reset clears the usage": (
+        "ada\npeek ada\npeek ada\nreset ada\npeek\n",
+        [(r"would pass  ada  \[####\.\] 4 of 5 left", 2), (r"would pass  ada  \[#####\] 5 of 5 left", 1)],
+    ),
+    "acquire waits, but not for long": (
+        "quota 1/2s\nada\nacquire ada\nquota 1/hour\nada\nacquire ada\n",
+        [(r"waiting [0-2]", 1), (r"not waiting: the turn is more than 30 s away", 1), (r"allowed  ada", 3)],
+    ),
+    "a new limit keeps the usage": (
+        "ada\nada\nquota 10/10s\npeek\nquota 3/minute; 9/hour\nada\nquota\n",
+        [
+            (r"would pass  ada  \[########\.\.\] 8 of 10 left", 1),
+            (r"9/hour                   \[########\.\] 8 of 9 left", 1),
+            (r"3/minute, up to 3 at once", 2),
+        ],
+    ),
+    "help, quit, and ignored input": ("help\nQUIT\nada\n", [(r"quota TEXT", 1), (r"ada", 0)]),
+}
+"""Input, and the number of matches in the output."""
 
 
-def test_peek_takes_nothing_and_reset_forgets() -> None:
-    out = piped("ada\npeek ada\npeek ada\nreset ada\npeek\n")
-    assert out.count("would pass  ada  [####.] 4 of 5 left") == 2
-    assert "would pass  ada  [#####] 5 of 5 left" in out
+@pytest.mark.parametrize(("typed", "counts"), CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_a_conversation(typed: str, counts: list[tuple[str, int]]) -> None:
+    out = piped(typed)
+    assert [(pattern, len(re.findall(pattern, out))) for pattern, _ in counts] == counts, out
 
 
-def test_acquire_waits_but_not_for_long() -> None:
-    out = piped("quota 1/2s\nada\nacquire ada\nquota 1/hour\nada\nacquire ada\n")
-    assert re.search(r"waiting [0-2]", out)
-    assert "not waited for: that is longer than 30 s" in out
-    assert out.count("allowed  ada") == 3
-
-
-def test_a_new_limit_keeps_what_was_used() -> None:
-    out = piped("ada\nada\nquota 10/10s\npeek\nquota 3/minute; 9/hour\nada\nquota\n")
-    assert "would pass  ada  [########..] 8 of 10 left" in out
-    assert "9/hour                   [########.] 8 of 9 left" in out
-    assert out.count("3/minute, up to 3 at once") == 2
-
-
-@pytest.mark.parametrize(
-    ("line", "answer"),
-    [
-        ("quota 5/fortnight", "InvalidQuota: bad quota '5/fortnight': expected a unit of time"),
-        ("quota 0/s", "InvalidQuota: "),
-        ("quota -1", "InvalidQuota: bad quota '-1': cannot read '-1'"),
-        ("quota 5/s burst 5 fixed_window", ": fixed_window has no burst"),
-        ("peek " + "x" * 70_000, "InvalidKey: a key has 1 to 65536 characters, not 70000"),
-        (b"\xff\xfe", "InvalidKey: a key must be valid Unicode text"),
-        ("a\x1b[31mb\x07", "allowed  'a\\x1b[31mb\\x07'"),
-    ],
-    ids=["unit", "zero", "negative", "burst", "long key", "bytes", "control characters"],
-)
-def test_a_mistake_is_told_and_the_demo_goes_on(line: str | bytes, answer: str) -> None:
-    data = line.encode() if isinstance(line, str) else line
-    out = piped(data + b"\nada\n")
-    assert answer in out
+def test_a_mistake_is_reported_and_the_demo_goes_on() -> None:
+    mistakes = {
+        b"quota 5/fortnight": "InvalidQuota: bad quota '5/fortnight': expected a unit of time",
+        b"quota 0/s": "InvalidQuota: ",
+        b"quota -1": "InvalidQuota: bad quota '-1': cannot read '-1'",
+        b"quota 5/s burst 5 fixed_window": ": fixed_window has no burst",
+        b"peek " + b"x" * 70_000: "InvalidKey: a key must have 1 to 65536 characters, not 70000",
+        b"\xff\xfe": "InvalidKey: a key must be valid Unicode text",
+        b"a\x1b[31mb\x07": "allowed  'a\\x1b[31mb\\x07'",
+    }
+    out = piped(b"\n".join([*mistakes, b"ada\n"]))
+    for line, answer in mistakes.items():
+        assert answer in out, line[:40]
     assert "allowed  ada  [####.] 4 of 5 left" in out
-
-
-def test_help_quit_and_what_comes_after_it() -> None:
-    out = piped("help\nQUIT\nada\n")
-    assert "quota TEXT" in out
-    assert "ada" not in out
 
 
 def test_algorithms_shows_the_boundary_burst() -> None:
@@ -101,8 +100,7 @@ def test_algorithms_shows_the_boundary_burst() -> None:
     assert rows["sliding_window_log"] == ["30", "10", "10"]
 
 
-@pytest.mark.parametrize("end", ["end of input", "interrupt"])
-@pytest.mark.parametrize("no_color", ["", "1"])
+@pytest.mark.parametrize(("end", "no_color"), [("end of input", ""), ("interrupt", "1")])
 def test_in_a_terminal_it_has_colours_and_leaves_cleanly(end: str, no_color: str) -> None:
     controller, terminal = pty.openpty()
     environment = {**os.environ, "NO_COLOR": no_color, "TERM": "dumb"}

@@ -29,7 +29,6 @@ class Called:
 
 @pytest.fixture(params=[Engine, AsyncEngine])
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Makes engines, and closes them after the test."""
     loop, made = asyncio.new_event_loop(), []
 
     def make_one(*args: Any, **options: Any) -> Called:

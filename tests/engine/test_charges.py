@@ -1,4 +1,4 @@
-"""Charges as text: what a ruling took is given back elsewhere, by the request and the text."""
+"""Charges as text, with which another process refunds what a ruling took."""
 
 from __future__ import annotations
 
@@ -22,80 +22,80 @@ rules:
   - {id: addresses, dimension: ip, limit: 20, window: 1m}
   - {id: tried, dimension: user, limit: 15, window: 1h, shadow: true}
 """
-ASKED = Request({"user": "ada", "ip": "203.0.113.9"}, cost=4)
+REQUEST = Request({"user": "ada", "ip": "203.0.113.9"}, cost=4)
 
 
-def remaining(engine: Engine, request: Request = ASKED) -> list[int]:
+def remaining(engine: Engine, request: Request = REQUEST) -> list[int]:
     ruling = engine.peek(request)
     return [each.decision.remaining for each in (*ruling.limits, *ruling.shadow)]
 
 
-def test_a_charge_is_given_back_elsewhere(manual_clock: ManualClock) -> None:
+def test_another_engine_refunds_a_charge(manual_clock: ManualClock) -> None:
     store = MemoryStore(clock=manual_clock)
     here, there = Engine(load_rules(RULES), store=store), Engine(load_rules(RULES), store=store)
-    charge = here.charge_of(here.check(ASKED))
+    charge = here.charge_of(here.check(REQUEST))
     assert len(charge) == 140, "three limits"
-    here.check(ASKED)
+    here.check(REQUEST)
     for _ in range(3):
-        assert there.refund(ASKED, charge).allowed
+        assert there.refund(REQUEST, charge).allowed
         assert remaining(here) == [6, 16, 11]
 
 
-def test_only_what_still_counts_is_given_back(manual_clock: ManualClock) -> None:
+def test_only_what_still_counts_is_refunded(manual_clock: ManualClock) -> None:
     engine = Engine(load_rules(RULES), clock=manual_clock)
-    charge = engine.charge_of(engine.check(ASKED))
+    charge = engine.charge_of(engine.check(REQUEST))
     manual_clock.advance(120)
-    engine.check(ASKED)
-    engine.refund(ASKED, charge)
+    engine.check(REQUEST)
+    engine.refund(REQUEST, charge)
     assert remaining(engine) == [6, 16, 11]
 
 
-def test_a_charge_is_of_no_use_with_another_request(manual_clock: ManualClock) -> None:
+def test_a_charge_is_useless_with_another_request(manual_clock: ManualClock) -> None:
     engine = Engine(load_rules(RULES), clock=manual_clock)
     other = Request({"user": "bob", "ip": "203.0.113.9"}, cost=4)
-    charge = engine.charge_of(engine.check(ASKED))
+    charge = engine.charge_of(engine.check(REQUEST))
     engine.check(other)
     engine.refund(other, charge)
     assert (remaining(engine), remaining(engine, other)) == ([6, 16, 11], [6, 16, 11]), "they share the address"
 
 
-def test_what_took_nothing_has_no_charge(manual_clock: ManualClock) -> None:
+def test_rulings_that_took_nothing_have_no_charge(manual_clock: ManualClock) -> None:
     engine = Engine(load_rules(RULES), clock=manual_clock)
     engine.check(Request({"user": "ada"}, cost=10))
-    assert engine.charge_of(engine.peek(ASKED)) == ""
+    assert engine.charge_of(engine.peek(REQUEST)) == ""
     assert engine.charge_of(engine.check(Request({"country": "de"}))) == ""
     refused = engine.check(Request({"user": "ada"}, cost=5))
     assert not refused
-    assert engine.charge_of(refused) == "", "a shadow rule is only asked where the request does not pass"
+    assert engine.charge_of(refused) == "", "shadow rules of a refused request take nothing"
 
 
-async def test_what_one_process_decided_alone_is_not_given_back_by_another(
+async def test_local_decisions_are_refunded_only_by_their_process(
     manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = f"redis://127.0.0.1:{free_port()}"
     async with AsyncEngine(load_rules(RULES), store=away, clock=manual_clock, nodes=1) as engine:
 
         async def left() -> list[int]:
-            return [each.decision.remaining for each in (await engine.peek(ASKED)).limits]
+            return [each.decision.remaining for each in (await engine.peek(REQUEST)).limits]
 
-        ruling = await engine.check(ASKED)
+        ruling = await engine.check(REQUEST)
         assert ruling.degraded
         charge = await engine.charge_of(ruling)
         with monkeypatch.context() as patch:
             patch.setattr(charges, "_RANDOM", b"else")
             with pytest.raises(InvalidCharge):
-                await engine.refund(ASKED, charge)
+                await engine.refund(REQUEST, charge)
         assert await left() == [6, 16]
-        await engine.refund(ASKED, charge)
+        await engine.refund(REQUEST, charge)
         assert await left() == [10, 20]
 
 
-def test_what_is_not_a_charge_is_refused_before_anything_is_done(manual_clock: ManualClock) -> None:
+def test_other_text_is_refused(manual_clock: ManualClock) -> None:
     engine = Engine(load_rules(RULES), clock=manual_clock)
-    charge = engine.charge_of(engine.check(ASKED))
+    charge = engine.charge_of(engine.check(REQUEST))
     for wrong in ("x", charge[:-1], charge + "AAAA", f"{charge}=", f" {charge}", "ä" * 30, "A" * 10_000, "A" * 28):
-        with pytest.raises(InvalidCharge, match="a charge is the text that came with the answer to a check, not"):
-            engine.refund(ASKED, wrong)
+        with pytest.raises(InvalidCharge, match="a charge must be the text from the response to a check, not"):
+            engine.refund(REQUEST, wrong)
     assert remaining(engine) == [6, 16, 11]
 
 
@@ -109,44 +109,44 @@ def test_any_text_is_a_charge_or_refused(text: str) -> None:
     assert named.taken
 
 
-def test_a_charge_cannot_be_made_up_nor_changed(manual_clock: ManualClock) -> None:
-    """Not a letter of it, nor by a service that has another store."""
+def test_a_charge_cannot_be_forged(manual_clock: ManualClock) -> None:
+    """Not by changing a letter, nor by a service with another store."""
     engine, stranger = (Engine(load_rules(RULES), clock=manual_clock) for _ in range(2))
-    ruling = engine.check(ASKED)
+    ruling = engine.check(REQUEST)
     charge = engine.charge_of(ruling)
-    made_up = [
+    forged = [
         charge[:place] + ("A" if letter != "A" else "B") + charge[place + 1 :] for place, letter in enumerate(charge)
     ]
-    for wrong in (*made_up, stranger.charge_of(stranger.check(ASKED))):
+    for wrong in (*forged, stranger.charge_of(stranger.check(REQUEST))):
         with pytest.raises(InvalidCharge):
-            engine.refund(ASKED, wrong)
+            engine.refund(REQUEST, wrong)
     assert remaining(engine) == [6, 16, 11]
     engine.refund(ruling)
-    engine.check(ASKED)
-    engine.refund(ASKED, charge)
+    engine.check(REQUEST)
+    engine.refund(REQUEST, charge)
     assert remaining(engine) == [6, 16, 11], "refunded already"
 
 
-def test_all_nodes_know_each_others_charges_whoever_starts_first(own_redis: RedisServer) -> None:
+def test_all_nodes_accept_each_others_charges(own_redis: RedisServer) -> None:
     with ExitStack() as stack:
         first, second, third = (
             stack.enter_context(Engine(load_rules(RULES), store=own_redis.address)) for _ in range(3)
         )
-        ruling = first.check(ASKED)
-        assert second.charge_of(second.check(ASKED))
+        ruling = first.check(REQUEST)
+        assert second.charge_of(second.check(REQUEST))
         charge = first.charge_of(ruling)
-        third.refund(ASKED, charge)
-        second.refund(ASKED, charge)
+        third.refund(REQUEST, charge)
+        second.refund(REQUEST, charge)
         assert remaining(first) == [6, 16, 11]
         own_redis.ask("FLUSHALL")
         with Engine(load_rules(RULES), store=own_redis.address) as late:
-            charge = late.charge_of(late.check(ASKED))
-            late.check(ASKED)
-            first.refund(ASKED, charge)
+            charge = late.charge_of(late.check(REQUEST))
+            late.check(REQUEST)
+            first.refund(REQUEST, charge)
         assert remaining(first) == [6, 16, 11], "by the new secret"
 
 
-def test_charges_are_known_to_a_node_that_has_just_started_also_when_many_come_at_once(own_redis: RedisServer) -> None:
+def test_a_new_node_accepts_many_charges_at_once(own_redis: RedisServer) -> None:
     async def refunded() -> list[bool]:
         here, there = [AsyncEngine(load_rules(RULES), store=own_redis.address) for _ in range(2)]
         try:

@@ -1,4 +1,4 @@
-"""Envoy's descriptor trees, decided over memory, Redis, and a store that is away."""
+"""Envoy's descriptor trees, decided in memory, on Redis, and without a store."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from headgate import InvalidRule, InvalidStore, StoreError
-from headgate.core.decision import Decision
+from headgate import Decision, InvalidRule, InvalidStore, Pressure, Quota, StoreError
 from headgate.core.plan import Limit, Verb
-from headgate.core.pressure import Pressure
-from headgate.core.quota import Quota
 from headgate.engine.descriptors import Answered, AsyncDescriptorEngine
-from headgate.engine.verbs import used_up
-from headgate.policy.envoy import Descriptor, EnvoyAnswer, Override, load
+from headgate.engine.verbs import use_up_plan
+from headgate.policy.envoy import Descriptor, EnvoyAnswer, load
 from headgate.testing import ManualClock
 from tests.servers import RedisServer, until
 
@@ -56,19 +53,17 @@ def store(request: pytest.FixtureRequest) -> str:
 
 
 async def decided(engine: AsyncDescriptorEngine, *descriptors: Descriptor) -> Answered:
-    """What an engine answers, whether it is there at once or has to be waited for."""
     answered = engine.decide(engine.match("edge", descriptors))
     return answered if isinstance(answered, Answered) else await answered
 
 
 @asynccontextmanager
 async def deciding(**options: Any) -> Any:
-    """An engine, whose hours and days do not end meanwhile."""
+    """An engine whose hours and days do not end during a test."""
     async with AsyncDescriptorEngine(load({"edge.yaml": TREE}), clock=ManualClock(), **options) as engine:
 
         async def ask(*descriptors: Descriptor) -> EnvoyAnswer:
-            answered = await decided(engine, *descriptors)
-            return answered.answer
+            return (await decided(engine, *descriptors)).answer
 
         yield ask
 
@@ -77,15 +72,7 @@ def codes(answer: EnvoyAnswer) -> list[tuple[int, int]]:
     return [(status.code.value, status.limit_remaining) for status in answer.statuses]
 
 
-async def test_each_descriptor_is_decided_on_its_own(store: str) -> None:
-    async with deciding(store=store) as ask:
-        for left in (1, 0):
-            assert codes(await ask(user(), ip())) == [(1, left + 3), (1, left)]
-        refused = await ask(user(), ip())
-        assert (refused.code, codes(refused)) == (2, [(1, 2), (2, 0)])
-
-
-async def test_hits_are_looked_at_taken_and_given_back(store: str) -> None:
+async def test_hits_are_peeked_at_taken_and_refunded(store: str) -> None:
     async with deciding(store=store) as ask:
         assert codes(await ask(user(3))) == [(1, 2)]
         assert codes(await ask(user(0))) == [(1, 2)]
@@ -105,7 +92,7 @@ async def test_large_hits_are_counted_exactly(store: str) -> None:
         assert codes(await ask(Descriptor(tokens, 1))) == [(1, 0)]
 
 
-async def test_refused_hits_use_up_what_is_left_where_that_is_asked_for(store: str) -> None:
+async def test_refused_hits_use_up_the_remainder_if_they_count(store: str) -> None:
     async with deciding(store=store, count_refused=True) as ask:
         assert codes(await ask(user(3))) == [(1, 2)]
         assert codes(await ask(user(3))) == [(2, 0)]
@@ -119,13 +106,13 @@ async def test_refused_hits_use_up_what_is_left_where_that_is_asked_for(store: s
         assert codes(await ask(Descriptor((("ip", "x" * 70_000),), 50))) == [(2, 0)]
 
 
-def test_what_is_left_is_taken_in_a_few_tries_while_others_take_from_it() -> None:
-    """Somebody is always quicker, until there is nothing left for anybody, or it is given up."""
+def test_the_remainder_is_taken_in_a_few_tries_while_others_take_from_it() -> None:
+    """Others are always quicker, until nothing is left or the last try fails."""
     quota = Quota(5, 3_600_000_000)
     plan = (Limit("x|y", "ada", quota),)
 
-    def asked(*answers: tuple[bool, int]) -> list[tuple[Verb, int]]:
-        flow, calls = used_up(plan, 9), []
+    def calls_for(*answers: tuple[bool, int]) -> list[tuple[Verb, int]]:
+        flow, calls = use_up_plan(plan, 9), []
         (call,) = next(flow)
         try:
             for allowed, remaining in answers:
@@ -136,16 +123,9 @@ def test_what_is_left_is_taken_in_a_few_tries_while_others_take_from_it() -> Non
         raise AssertionError(call)
 
     peek, check = Verb.PEEK, Verb.CHECK
-    assert asked((True, 4), (False, 2), (True, 2), (True, 0)) == [(peek, 1), (check, 4), (peek, 1), (check, 2)]
-    assert asked((True, 4), (False, 0), (True, 0)) == [(peek, 1), (check, 4), (peek, 1)]
-    assert len(asked(*[(True, 4), (False, 4)] * 3)) == 6
-
-
-async def test_a_limit_of_nothing_and_one_that_comes_with_the_request() -> None:
-    async with deciding() as ask:
-        assert codes(await ask(Descriptor((("banned", ""),)))) == [(2, 0)]
-        assert codes(await ask(user(override=Override(7, 2)))) == [(1, 6)]
-        assert (await ask(user(override=Override(7, 9)))).code == 2
+    assert calls_for((True, 4), (False, 2), (True, 2), (True, 0)) == [(peek, 1), (check, 4), (peek, 1), (check, 2)]
+    assert calls_for((True, 4), (False, 0), (True, 0)) == [(peek, 1), (check, 4), (peek, 1)]
+    assert len(calls_for(*[(True, 4), (False, 4)] * 3)) == 6
 
 
 async def test_modes_of_the_whole_service() -> None:
@@ -159,15 +139,16 @@ async def test_modes_of_the_whole_service() -> None:
 
 @pytest.mark.parametrize(("mode", "expected"), [("local", [1, 1, 2]), ("allow", [1, 1, 1]), ("deny", [2, 2, 2])])
 async def test_without_a_store_the_mode_decides(mode: str, expected: list[int]) -> None:
-    away = "redis://127.0.0.1:1/0?timeout=0.1"
+    unavailable = "redis://127.0.0.1:1/0?timeout=0.1"
     tree, clock = load({"edge.yaml": TREE}), ManualClock()
-    async with AsyncDescriptorEngine(tree, store=away, clock=clock, on_store_failure=mode, nodes=1) as engine:
+    async with AsyncDescriptorEngine(tree, store=unavailable, clock=clock, on_store_failure=mode, nodes=1) as engine:
         answers = [(await decided(engine, ip())).answer for _ in range(3)]
         assert [answer.code.value for answer in answers] == expected
         assert all(answer.degraded for answer in answers)
         statistics = engine.statistics()
         assert statistics is not None
         assert statistics.calls == 3
+        assert engine.rules_statistics() is None
         with pytest.raises(StoreError):
             await engine.ready()
 
@@ -187,12 +168,7 @@ async def test_a_folder_is_watched(tmp_path: Path) -> None:
         assert statistics.loads == 2
 
 
-async def test_what_does_not_change_has_no_statistics_of_loading() -> None:
-    async with AsyncDescriptorEngine(load({"edge.yaml": TREE})) as engine:
-        assert engine.rules_statistics() is None
-
-
-def test_a_folder_without_files_or_a_mode_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_files_and_an_unknown_mode_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRule):
         AsyncDescriptorEngine(tmp_path)
     with pytest.raises(InvalidStore):

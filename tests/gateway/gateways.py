@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import yaml
 
-from tests.servers import _LAUNCHER, free_port, until
+from tests.server.hostile import serving
+from tests.servers import Reply, fetched, free_port, launched, until
 
 SECONDS = 120
-"""How long a test waits for what should come soon."""
+"""How long a test waits for an event that should be quick."""
 PATIENT = {"timeout": "10s"}
-"""How long requests wait for decisions where a busy machine must not matter."""
-
-
-class Reply(NamedTuple):
-    """What a client got."""
-
-    status: int
-    headers: dict[str, str]
-    """By their names in lower case."""
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
+"""A timeout of decisions that a busy machine does not reach."""
 
 
 def _command(pid: int) -> bytes:
@@ -50,26 +34,14 @@ def _command(pid: int) -> bytes:
 
 
 class Gateway:
-    """``headgate gateway`` with a file, once `started`.
+    """``headgate gateway`` with a file in a folder, once `started`."""
 
-    Args:
-        folder: where its file is.
-        file: what is in it.
-        environment: in addition to this process's.
-    """
-
-    def __init__(self, folder: Path, file: dict[str, Any], environment: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, file: dict[str, Any]) -> None:
         self.folder, self.data = folder, file
         self.file = folder / "gateway.yaml"
         self.out, self.err = folder / "out", folder / "err"
         self.write(file)
-        command = [sys.executable, "-m", "headgate.cli", "gateway", str(self.file)]
-        if protector := shutil.which("setpriv"):
-            command = [protector, "--pdeathsig", "TERM", *command]
-        with self.out.open("wb") as said, self.err.open("wb") as complained:
-            self.process: subprocess.Popen[bytes] = _LAUNCHER.submit(
-                subprocess.Popen, command, stdout=said, stderr=complained, env={**os.environ, **(environment or {})}
-            ).result()
+        self.process = launched([sys.executable, "-m", "headgate.cli", "gateway", str(self.file)], folder)
 
     @property
     def port(self) -> int:
@@ -111,16 +83,7 @@ class Gateway:
         return self
 
     def get(self, path: str = "/", method: str = "GET", *, port: int = 0, body: Any = None, **headers: Any) -> Reply:
-        """Send a request through it, on a connection of its own."""
-        connection = HTTPConnection("127.0.0.1", port or self.port, timeout=SECONDS)
-        try:
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, body, named)
-            response = connection.getresponse()
-            fields = {name.lower(): value for name, value in response.getheaders()}
-            return Reply(response.status, fields, response.read())
-        finally:
-            connection.close()
+        return fetched(port or self.port, path, method, body=body, **headers)
 
     def logged(self, text: str) -> dict[str, Any]:
         """Wait until the access log has a line with a text, and return it."""
@@ -132,7 +95,7 @@ class Gateway:
         return [line for line in self.out.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
 
     def children(self, name: str) -> list[int]:
-        """The processes under it whose program, or module, has a name."""
+        """The child processes of a program or module."""
         pid = self.process.pid
         found = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
         return [each for each in found if name.encode() in _command(each)]
@@ -172,7 +135,7 @@ def gateway(file: dict[str, Any], *, files: dict[str, str] | None = None) -> Ite
 
 
 class Upstream(ThreadingHTTPServer):
-    """A service: says what reached it, as JSON, and keeps count of it."""
+    """A service: returns the request that it received, as JSON, and keeps its path."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -206,8 +169,14 @@ class _Service(BaseHTTPRequestHandler):
             self._stream()
             return
         fields = {name.lower(): value for name, value in self.headers.items()}
-        told = {"service": self.server.name, "path": self.path, "method": self.command, "headers": fields, "size": size}
-        body = json.dumps(told).encode()
+        received = {
+            "service": self.server.name,
+            "path": self.path,
+            "method": self.command,
+            "headers": fields,
+            "size": size,
+        }
+        body = json.dumps(received).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
@@ -235,19 +204,15 @@ class _Service(BaseHTTPRequestHandler):
 @contextmanager
 def upstream(name: str) -> Iterator[Upstream]:
     """A service for the length of a with block."""
-    with Upstream(name) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+    with serving(Upstream(name)) as server:
         try:
             yield server
         finally:
             server.held.set()
-            server.shutdown()
-            thread.join()
 
 
 class KeyServer(ThreadingHTTPServer):
-    """Where an issuer has its keys, or whatever else `answer` is; while that is None, nothing is answered."""
+    """Serves the keys of an issuer, or `answer`; if that is None, it does not respond."""
 
     daemon_threads = True
 
@@ -256,7 +221,7 @@ class KeyServer(ThreadingHTTPServer):
         self.good = json.dumps({"keys": [key]}).encode()
         self.answer: bytes | None = self.good
         self.status = 200
-        self.asked = threading.Event()
+        self.requested = threading.Event()
         self.ended = threading.Event()
 
     @property
@@ -268,7 +233,7 @@ class _Keys(BaseHTTPRequestHandler):
     server: KeyServer
 
     def do_GET(self) -> None:
-        self.server.asked.set()
+        self.server.requested.set()
         if self.server.answer is None:
             self.server.ended.wait(SECONDS)
             return
@@ -283,19 +248,15 @@ class _Keys(BaseHTTPRequestHandler):
 @contextmanager
 def key_server(key: dict[str, Any]) -> Iterator[KeyServer]:
     """The keys of an issuer, for the length of a with block: a public key, as a JWK."""
-    with KeyServer(key) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+    with serving(KeyServer(key)) as server:
         try:
             yield server
         finally:
             server.ended.set()
-            server.shutdown()
-            thread.join()
 
 
 def minimal(port: int, **fields: Any) -> dict[str, Any]:
-    """The least that a file has, on free ports, in front of a service."""
+    """A minimal file, with free ports, for one service."""
     return {
         "version": 1,
         "listeners": [{"port": free_port()}],

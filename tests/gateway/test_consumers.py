@@ -61,7 +61,7 @@ def test_keys_are_issued_and_revoked_while_it_runs(
             running.stop()
 
 
-def test_a_tier_is_that_of_a_user_of_the_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiers_are_set_in_the_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path}/new.db"
     assert main(["consumers", "create", "acme", "--tier", "premium", "--database", url]) == 2
-    assert "--tier is a setting of the rules" in capsys.readouterr().err
+    assert "--tier belongs to the rules" in capsys.readouterr().err

@@ -89,14 +89,14 @@ def test_a_service_elsewhere_decides_and_knows_the_api_keys(running: Gateway) ->
     assert running.get("/mine", x_api_key="ak_guessed").status == 401
 
 
-def test_a_gateway_whose_key_the_service_does_not_know_is_not_answered(running: Gateway) -> None:
+def test_a_gateway_with_an_unknown_caller_key_gets_no_decisions(running: Gateway) -> None:
     good = running.data["decisions"]
     assert running.get("/else").status == 200
     (running.folder / "key").write_text("another-key-0123456789")
     for change in ({"caller_key_file": "key"}, {"caller_key_file": None}):
         given = {name: value for name, value in {**good, **change}.items() if value}
         running.changed(decisions=given)
-        until(lambda: running.get("/else").status == 503, "nobody decides", SECONDS)
+        until(lambda: running.get("/else").status == 503, "no decision", SECONDS)
     running.changed(decisions=good)
     until(lambda: running.get("/else").status == 200, "it is known again", SECONDS)
 
@@ -109,7 +109,7 @@ def test_tokens_are_verified_by_keys_that_envoy_fetched(running: Gateway, privat
     assert [running.get("/mine", **bearer).status for _ in range(3)] == [200, 200, 429]
 
 
-def test_the_client_is_who_the_load_balancer_names(running: Gateway) -> None:
+def test_the_client_has_the_address_that_the_load_balancer_sends(running: Gateway) -> None:
     """The last address is the one that it wrote; what stands before it is what the client claims."""
     forged = ["198.51.100.1", "198.51.100.2", "::1", "127.0.0.1"]
     for lie in forged[:3]:
@@ -123,7 +123,7 @@ def test_readiness_and_metrics_are_those_of_the_gateway_alone(running: Gateway) 
     assert "envoy_cluster_upstream_rq_total" in running.metrics()
 
 
-def test_a_client_that_is_silent_is_let_go_and_others_do_not_wait(running: Gateway) -> None:
+def test_a_silent_client_is_disconnected_and_others_do_not_wait(running: Gateway) -> None:
     with socket.create_connection(("127.0.0.1", running.port), SECONDS) as silent:
         silent.sendall(b"GET /else HTTP/1.1\r\nHost: a\r\nX-Slow: ")
         assert running.get("/else").status == 200

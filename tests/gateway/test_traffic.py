@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import jwt
 import pytest
+import yaml
 from websockets.sync.client import connect
 from websockets.sync.server import ServerConnection, serve
 
@@ -29,6 +30,45 @@ KEY, SECRET = "ak_reporting-0123456789", "a secret that the issuer shares with u
 ORIGIN = "https://app.example.com"
 
 
+KEYS = ("reporting", "one", "two", "three", "four")
+FILE = """
+version: 1
+services:
+  orders: {endpoints: ["127.0.0.1:%(orders)d"]}
+  users: {endpoints: ["localhost:%(users)d"]}  # which has an IPv6 address, too
+  search: {endpoints: ["127.0.0.1:%(search)d"]}
+  sockets: {endpoints: ["127.0.0.1:%(sockets)d"]}
+  rpc: {endpoints: ["127.0.0.1:%(rpc)d"], protocol: http2}
+  gone: {endpoints: ["127.0.0.1:%(gone)d"]}
+routes:
+  - {path: /orders, service: orders, methods: [GET, POST], cors: {origins: [https://app.example.com]}}
+  - {path: /orders/export, service: orders, cost: 3, attributes: {kind: export}}
+  - {path: /users, service: users, require: any, credentials: remove}
+  - {path: /search, service: search, cost: 0, cost_from_response: x-cost}
+  - {path: /v1/search, service: search, rewrite: /}
+  - {path: /, hosts: [internal.example.com], service: users}
+  - {path: /socket, service: sockets, websocket: true}
+  - {path: /test.Echo, service: rpc, timeout: none}
+  - {path: /gone, service: gone}
+identity:
+  api_keys: {query: api_key}
+  tokens: [{issuer: https://id.example.com, audience: [api], secret_file: secret, claims: {tier: plan}}]
+rules:
+  rules:
+    - {id: anonymous, dimension: ip, quota: 3/h, endpoint: /orders/anonymous}
+    - {id: per-user, quota: 5/h, endpoint: /orders/limited}
+    - {id: exports, quota: 7/h, when: {kind: export}}
+    - {id: searches, quota: 100/h, when: {service: search}}
+    - {id: calls, dimension: ip, quota: 1/h, endpoint: /test.Echo/Limited}
+    - {id: guessed-x_api_key, dimension: ip, quota: 2/h, endpoint: /orders/guessed-x_api_key}
+    - {id: guessed-authorization, dimension: ip, quota: 2/h, endpoint: /orders/guessed-authorization}
+    - {id: unrouted, dimension: ip, quota: 2/h, endpoint: /nowhere/**}
+  tiers: {pro: {per-user: {limit: 8}}}
+threads: 1
+drain_delay: 0
+"""
+
+
 @pytest.fixture(scope="module")
 def services() -> Iterator[dict[str, Upstream]]:
     with ExitStack() as stack:
@@ -37,7 +77,7 @@ def services() -> Iterator[dict[str, Upstream]]:
 
 @pytest.fixture(scope="module")
 def sockets() -> Iterator[int]:
-    """The port of a server that speaks WebSocket: it says what it hears, twice."""
+    """The port of a server that speaks WebSocket, and repeats each message twice."""
 
     def echo(connection: ServerConnection) -> None:
         for message in connection:
@@ -69,68 +109,13 @@ def rpc() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def running(redis: RedisServer, services: dict[str, Upstream], sockets: int, rpc: int) -> Iterator[Gateway]:
-    file = {
-        "version": 1,
-        "listeners": [{"port": free_port()}],
-        "services": {
-            **{name: {"endpoints": [each.endpoint]} for name, each in services.items()},
-            "users": {"endpoints": [f"localhost:{services['users'].port}"]},  # which has an address of IPv6, too
-            "sockets": {"endpoints": [f"127.0.0.1:{sockets}"]},
-            "rpc": {"endpoints": [f"127.0.0.1:{rpc}"], "protocol": "http2"},
-            "gone": {"endpoints": [f"127.0.0.1:{free_port()}"]},
-        },
-        "routes": [
-            {"path": "/orders", "service": "orders", "methods": ["GET", "POST"], "cors": {"origins": [ORIGIN]}},
-            {"path": "/orders/export", "service": "orders", "cost": 3, "attributes": {"kind": "export"}},
-            {"path": "/users", "service": "users", "require": "any", "credentials": "remove"},
-            {"path": "/search", "service": "search", "cost": 0, "cost_from_response": "x-cost"},
-            {"path": "/v1/search", "service": "search", "rewrite": "/"},
-            {"path": "/", "hosts": ["internal.example.com"], "service": "users"},
-            {"path": "/socket", "service": "sockets", "websocket": True},
-            {"path": "/test.Echo", "service": "rpc", "timeout": "none"},
-            {"path": "/gone", "service": "gone"},
-        ],
-        "identity": {
-            "api_keys": {
-                "query": "api_key",
-                "keys": [
-                    {"sha256": digest(KEY), "name": "reporting", "user": "ada", "tenant": "acme", "tier": "pro"},
-                    *[
-                        {"sha256": digest(f"ak_{name}-0123456789"), "name": name, "user": name}
-                        for name in ("one", "two", "three", "four")
-                    ],
-                ],
-            },
-            "tokens": [
-                {
-                    "issuer": "https://id.example.com",
-                    "audience": ["api"],
-                    "secret_file": "secret",
-                    "claims": {"tier": "plan"},
-                }
-            ],
-        },
-        "rules": {
-            "rules": [
-                {"id": "anonymous", "dimension": "ip", "limit": 3, "window": "1h", "endpoint": "/orders/anonymous"},
-                {"id": "per-user", "dimension": "user", "limit": 5, "window": "1h", "endpoint": "/orders/limited"},
-                {"id": "exports", "dimension": "user", "limit": 7, "window": "1h", "when": {"kind": "export"}},
-                {"id": "searches", "dimension": "user", "limit": 100, "window": "1h", "when": {"service": "search"}},
-                {"id": "calls", "dimension": "ip", "limit": 1, "window": "1h", "endpoint": "/test.Echo/Limited"},
-                *[
-                    {"id": path, "dimension": "ip", "limit": 2, "window": "1h", "endpoint": f"/orders/{path}"}
-                    for path in ("guessed-x_api_key", "guessed-authorization")
-                ],
-                {"id": "unrouted", "dimension": "ip", "limit": 2, "window": "1h", "endpoint": "/nowhere/**"},
-            ],
-            "tiers": {"pro": {"per-user": {"limit": 8}}},
-        },
-        "store": redis.address,
-        "decisions": {**PATIENT, "workers": 2},
-        "admin": {"port": free_port()},
-        "threads": 1,
-        "drain_delay": 0,
-    }
+    ports = {name: each.port for name, each in services.items()} | {"sockets": sockets, "rpc": rpc, "gone": free_port()}
+    file = yaml.safe_load(FILE % ports)
+    keys = {name: {"sha256": digest(f"ak_{name}-0123456789"), "name": name, "user": name} for name in KEYS}
+    keys["reporting"] |= {"user": "ada", "tenant": "acme", "tier": "pro"}
+    file["identity"]["api_keys"]["keys"] = [*keys.values()]
+    file |= {"listeners": [{"port": free_port()}], "admin": {"port": free_port()}, "store": redis.address}
+    file["decisions"] = {**PATIENT, "workers": 2}
     with gateway(file, files={"secret": SECRET}) as found:
         yield found.started()
 
@@ -146,8 +131,8 @@ def statuses(running: Gateway, path: str, times: int, **headers: Any) -> list[in
 
 def test_requests_are_routed_by_path_method_and_host(running: Gateway) -> None:
     def reached(path: str, method: str = "GET", **headers: Any) -> tuple[Any, Any]:
-        told = running.get(path, method, **headers).json
-        return told.get("service"), told.get("path", told.get("status"))
+        body = running.get(path, method, **headers).json
+        return body.get("service"), body.get("path", body.get("status"))
 
     assert reached("/orders/7?a=b") == ("orders", "/orders/7?a=b")
     assert reached("/search") == ("search", "/search")
@@ -157,13 +142,15 @@ def test_requests_are_routed_by_path_method_and_host(running: Gateway) -> None:
     assert reached("/orders/7", "DELETE") == (None, 404)
     assert reached("/else") == (None, 404)
     assert reached("/orders/7", Host="internal.example.com:80") == ("users", "/orders/7")
+    for host in ("api:8000", "a_b.example.com.", "[::1]:80", "127.0.0.1"):
+        assert reached("/orders/7", Host=host) == ("orders", "/orders/7"), host
 
 
 def test_an_anonymous_caller_is_limited_by_address(running: Gateway) -> None:
     assert statuses(running, "/orders/anonymous", 5) == [200, 200, 200, 429, 429]
 
 
-def test_a_refusal_has_headers_and_a_body_that_can_be_read(running: Gateway) -> None:
+def test_a_refusal_has_headers_and_a_problem_document(running: Gateway) -> None:
     mine: dict[str, Any] = {"x_api_key": "ak_one-0123456789"}
     allowed = running.get("/orders/limited", **mine)
     assert allowed.headers["x-ratelimit-remaining"] == "4"
@@ -189,9 +176,9 @@ def test_an_api_key_has_the_limits_of_its_holder_and_tier(running: Gateway) -> N
 
 
 def test_a_key_may_come_in_the_query_and_is_not_logged(running: Gateway) -> None:
-    told = running.get("/users/me?api_key=ak_two-0123456789").json
-    assert told["headers"]["x-headgate-apikey"] == "two"
-    assert "ak_two" not in json.dumps(told)
+    received = running.get("/users/me?api_key=ak_two-0123456789").json
+    assert received["headers"]["x-headgate-apikey"] == "two"
+    assert "ak_two" not in json.dumps(received)
     line = running.logged('"path":"/users/me"')
     assert "ak_two" not in json.dumps(line)
 
@@ -203,7 +190,7 @@ def test_a_token_has_the_limits_of_its_user(running: Gateway) -> None:
     assert statuses(running, "/orders/limited", 9, **better) == [200] * 8 + [429]
 
 
-def test_services_are_told_who_called_and_nothing_that_clients_claim(running: Gateway) -> None:
+def test_services_get_the_verified_identity_only(running: Gateway) -> None:
     lies = {
         "x-headgate-user": "root",
         "x-headgate-tier": "pro",
@@ -216,55 +203,43 @@ def test_services_are_told_who_called_and_nothing_that_clients_claim(running: Ga
     }
     connection = HTTPConnection("127.0.0.1", running.port, timeout=SECONDS)
     connection.request("GET", "/users/me", headers={**lies, "X-Api-Key": KEY})
-    told = json.loads(connection.getresponse().read())["headers"]
+    received = json.loads(connection.getresponse().read())["headers"]
     connection.close()
-    ours = {name: value for name, value in told.items() if name.startswith("x-headgate-")}
+    ours = {name: value for name, value in received.items() if name.startswith("x-headgate-")}
     assert ours == {
         "x-headgate-user": "ada",
         "x-headgate-apikey": "reporting",
         "x-headgate-tenant": "acme",
         "x-headgate-tier": "pro",
     }
-    assert "198.51.100.7" not in json.dumps(told)
-    assert told["x-request-id"] != "mine"
-    assert {name for name in told if name.startswith("x-envoy") or "_" in name} == {"x-envoy-external-address"}
-    assert "x-api-key" not in told
+    assert "198.51.100.7" not in json.dumps(received)
+    assert received["x-request-id"] != "mine"
+    assert {name for name in received if name.startswith("x-envoy") or "_" in name} == {"x-envoy-external-address"}
+    assert "x-api-key" not in received
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"x_api_key": "ak_guessed"},
-        {"authorization": "Bearer a.b.c"},
-        {"authorization": "Bearer " + jwt.encode({"sub": "ada", "aud": "api", "exp": 4e9}, "k" * 32, "HS256")},
-        {"authorization": f"Bearer {token('ada', exp=1)}"},
-        {"authorization": f"Bearer {token('ada', aud='other')}"},
-        {"authorization": f"Bearer {token('ada', iss='other')}"},
-        {"authorization": "Bearer " + jwt.encode({"sub": "ada", "aud": "api", "exp": 4e9}, "", "none")},
-        {"authorization": f"bearer {token('ada', exp=1)}"},
-        {"authorization": f"Basic {base64.b64encode(b'ada:secret').decode()}"},
-    ],
-    ids=lambda headers: str(headers)[:40],
-)
-def test_what_is_not_verified_is_nobody(
-    running: Gateway, services: dict[str, Upstream], headers: dict[str, Any]
-) -> None:
+def test_unverified_credentials_are_refused(running: Gateway, services: dict[str, Upstream]) -> None:
     before = len(services["users"].served)
-    reply = running.get("/users/secret", **headers)
-    assert reply.status == 401
-    assert reply.headers["content-type"] == "application/problem+json"
-    assert reply.json["status"] == reply.status
-    assert "www-authenticate" in reply.headers
+    claims = {"sub": "ada", "aud": "api", "exp": 4e9}
+    tokens = [token("ada", exp=1), token("ada", aud="other"), token("ada", iss="other"), "a.b.c"]
+    tokens += [jwt.encode(claims, "k" * 32, "HS256"), jwt.encode(claims, "", "none")]
+    credentials = [*(f"Bearer {each}" for each in tokens), f"bearer {tokens[0]}"]
+    credentials.append(f"Basic {base64.b64encode(b'ada:secret').decode()}")
+    named: list[dict[str, Any]] = [{}, {"x_api_key": "ak_guessed"}, *({"authorization": each} for each in credentials)]
+    for headers in named:
+        reply = running.get("/users/secret", **headers)
+        assert (reply.status, reply.json["status"]) == (401, 401), headers
+        assert reply.headers["content-type"] == "application/problem+json"
+        assert "www-authenticate" in reply.headers
     assert len(services["users"].served) == before
 
 
-@pytest.mark.parametrize("name", ["x_api_key", "authorization"])
-def test_guesses_are_counted_by_address(running: Gateway, name: str) -> None:
+def test_guesses_are_counted_by_address(running: Gateway) -> None:
     guesses = [f"Bearer {token('ada', aud='other')}", "Bearer a.b.c", f"Bearer {token('ada', exp=1)}", "Bearer x"]
-    path = f"/orders/guessed-{name}"
-    tried: list[dict[str, Any]] = [{name: guess} for guess in guesses]
-    assert [running.get(path, **guess).status for guess in tried] == [401, 401, 429, 429]
+    for name in ("x_api_key", "authorization"):
+        tried: list[dict[str, Any]] = [{name: guess} for guess in guesses]
+        path = f"/orders/guessed-{name}"
+        assert [running.get(path, **guess).status for guess in tried] == [401, 401, 429, 429], name
 
 
 def test_a_route_has_its_cost(running: Gateway) -> None:
@@ -272,7 +247,7 @@ def test_a_route_has_its_cost(running: Gateway) -> None:
     assert statuses(running, "/orders/export", 3, **mine) == [200, 200, 429]
 
 
-def test_what_a_response_has_cost_is_counted_and_not_told(running: Gateway) -> None:
+def test_the_cost_of_a_response_is_counted_and_not_shown(running: Gateway) -> None:
     mine: dict[str, Any] = {"x_api_key": "ak_four-0123456789"}
 
     def remaining(path: str = "/search", **headers: Any) -> int:
@@ -291,7 +266,7 @@ def test_what_a_response_has_cost_is_counted_and_not_told(running: Gateway) -> N
     until(lambda: running.get("/search", **mine).status == 429, "what is spent is refused", SECONDS)
 
 
-def test_browsers_may_ask_before_and_see_the_headers(running: Gateway, services: dict[str, Upstream]) -> None:
+def test_preflights_are_answered_and_headers_exposed(running: Gateway, services: dict[str, Upstream]) -> None:
     before = len(services["orders"].served)
     asking: dict[str, Any] = {"origin": ORIGIN, "access_control_request_method": "POST"}
     preflight = running.get("/orders/7", "OPTIONS", **asking)
@@ -302,9 +277,9 @@ def test_browsers_may_ask_before_and_see_the_headers(running: Gateway, services:
     other = running.get("/orders/7", "OPTIONS", **{**asking, "origin": "https://evil.example.com"})
     assert "access-control-allow-origin" not in other.headers
     assert len(services["orders"].served) == before
-    asked = running.get("/orders/7", origin=ORIGIN)
-    assert asked.headers["access-control-allow-origin"] == ORIGIN
-    assert "X-RateLimit-Remaining" in asked.headers["access-control-expose-headers"]
+    passed = running.get("/orders/7", origin=ORIGIN)
+    assert passed.headers["access-control-allow-origin"] == ORIGIN
+    assert "X-RateLimit-Remaining" in passed.headers["access-control-expose-headers"]
     refused = running.get("/orders/7", origin=ORIGIN, authorization="Bearer a.b.c")
     assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, ORIGIN)
 
@@ -317,7 +292,7 @@ def test_websockets_pass(running: Gateway) -> None:
         assert len(client.recv()) == 200_000
 
 
-def test_only_routes_that_say_so_upgrade(running: Gateway) -> None:
+def test_only_websocket_routes_upgrade(running: Gateway) -> None:
     upgrade: dict[str, Any] = {
         "connection": "upgrade",
         "upgrade": "websocket",
@@ -333,7 +308,7 @@ def test_grpc_passes_in_both_directions(running: Gateway) -> None:
         assert list(call(iter([b"abc", b"x" * 50_000]), timeout=SECONDS)) == [b"cba", b"x" * 50_000]
 
 
-def test_a_grpc_client_that_is_refused_is_told_so(running: Gateway) -> None:
+def test_a_refused_grpc_client_gets_a_status(running: Gateway) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{running.port}") as channel:
         call: Any = channel.unary_unary("/test.Echo/Reverse")
         with pytest.raises(grpc.RpcError) as caught:
@@ -352,34 +327,27 @@ def test_a_grpc_client_that_is_refused_is_told_so(running: Gateway) -> None:
     assert dict(error.initial_metadata() or error.trailing_metadata())["retry-after"]
 
 
-@pytest.mark.parametrize(
-    ("path", "audience", "code"),
-    [
+def test_a_refusal_has_the_code_of_its_status(running: Gateway) -> None:
+    for path, audience, code in (
         ("/test.Echo/Reverse", "others", grpc.StatusCode.UNAUTHENTICATED),
         ("/gone/Call", "api", grpc.StatusCode.UNAVAILABLE),
-    ],
-)
-def test_a_refusal_has_the_code_of_its_status(
-    running: Gateway, path: str, audience: str, code: grpc.StatusCode
-) -> None:
-    with grpc.insecure_channel(f"127.0.0.1:{running.port}") as channel:
-        call: Any = channel.unary_unary(path)
-        with pytest.raises(grpc.RpcError) as caught:
-            call(b"", metadata=[("authorization", f"Bearer {token('ada', aud=audience)}")], timeout=SECONDS)
-    error: Any = caught.value
-    assert error.code() is code
-    assert '"status"' in error.details()
+    ):
+        with grpc.insecure_channel(f"127.0.0.1:{running.port}") as channel:
+            call: Any = channel.unary_unary(path)
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"", metadata=[("authorization", f"Bearer {token('ada', aud=audience)}")], timeout=SECONDS)
+        error: Any = caught.value
+        assert error.code() is code
+        assert '"status"' in error.details()
 
 
-@pytest.mark.parametrize("name", ["X-Api-Key", "Authorization"])
-def test_a_credential_that_comes_twice_is_refused(running: Gateway, services: dict[str, Upstream], name: str) -> None:
-    good = KEY if name == "X-Api-Key" else f"Bearer {token('ada')}"
+def test_a_repeated_credential_is_refused(running: Gateway, services: dict[str, Upstream]) -> None:
     before = len(services["orders"].served)
-    lines = f"{name}: {good}\r\n" * 2
-    raw = f"GET /orders/7 HTTP/1.1\r\nHost: api\r\nConnection: close\r\n{lines}\r\n".encode()
-    status, kind = problem_of(running, raw)
-    assert status in {400, 401}
-    assert kind == "application/problem+json"
+    for line in (f"X-Api-Key: {KEY}", f"Authorization: Bearer {token('ada')}"):
+        raw = f"GET /orders/7 HTTP/1.1\r\nHost: api\r\nConnection: close\r\n{line}\r\n{line}\r\n\r\n".encode()
+        status, kind = problem_of(running, raw)
+        assert status in {400, 401}
+        assert kind == "application/problem+json"
     assert len(services["orders"].served) == before
 
 
@@ -395,14 +363,14 @@ def test_streams_arrive_as_they_are_written(running: Gateway, services: dict[str
 
 
 def test_bodies_pass_up_to_their_limit(running: Gateway) -> None:
-    """Whether they announce their length or not."""
+    """With and without Content-Length."""
     most = os.urandom(10 << 20)
     assert running.get("/orders/upload", "POST", body=most).json["size"] == len(most)
     assert running.get("/orders/upload", "POST", body=iter([most[:-1], b"x"])).json["size"] == len(most)
     chunk = b"100000\r\n%b\r\n" % (b"x" * (1 << 20))
     head = b"POST /orders/endless HTTP/1.1\r\nHost: api\r\nTransfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection(("127.0.0.1", running.port), SECONDS) as client, suppress(OSError):
-        while True:  # until it is told that this is too much
+        while True:  # until it is refused
             client.sendall(head or chunk)
             head = b""
     assert running.logged("/orders/endless")["status"] == 413
@@ -413,7 +381,7 @@ def test_unrouted_requests_are_limited_too(running: Gateway) -> None:
 
 
 def problem_of(running: Gateway, raw: bytes) -> tuple[int, str]:
-    """The status and the type of the answer to bytes."""
+    """The status and the content type of the response to bytes."""
     with socket.create_connection(("127.0.0.1", running.port), SECONDS) as client:
         client.sendall(raw)
         answer = b""
@@ -423,9 +391,8 @@ def problem_of(running: Gateway, raw: bytes) -> tuple[int, str]:
     return int(head.split(" ")[1]), "application/problem+json" if "application/problem+json" in head else ""
 
 
-@pytest.mark.parametrize(
-    ("target", "lines", "status"),
-    [
+def test_envoys_own_answers_are_problem_documents(running: Gateway) -> None:
+    for target, lines, status in (
         ("/nothing", "", 404),
         ("/gone", "", 503),
         ("/orders/..%2fusers", "", 400),
@@ -433,22 +400,12 @@ def problem_of(running: Gateway, raw: bytes) -> tuple[int, str]:
         ("/orders/7", "X-Long: " + "a" * 17_000 + "\r\n", 431),
         ("/orders/7", "Content-Length: 10485761\r\n", 413),
         ("/orders/7", "X-Many: a\r\n" * 120, 431),
-    ],
-)
-def test_envoys_own_answers_are_problem_documents(running: Gateway, target: str, lines: str, status: int) -> None:
-    raw = f"GET {target} HTTP/1.1\r\nHost: api\r\nConnection: close\r\n{lines}\r\n".encode()
-    assert problem_of(running, raw) == (status, "application/problem+json")
+    ):
+        raw = f"GET {target} HTTP/1.1\r\nHost: api\r\nConnection: close\r\n{lines}\r\n".encode()
+        assert problem_of(running, raw) == (status, "application/problem+json"), target
 
 
-def test_paths_are_read_in_one_way(running: Gateway) -> None:
-    """What is routed, what is counted and what the service sees are the same path."""
-    assert running.get("/orders/../users/me", x_api_key=KEY).json["path"] == "/users/me"
-    assert running.get("//orders//7").json["path"] == "/orders/7"
-    assert running.get("/users/../orders/./7").json["path"] == "/orders/7"
-    assert running.get("/orders/7!").json["path"] == "/orders/7!"
-
-
-def test_bytes_that_are_not_text_do_not_pass_over_http2(running: Gateway) -> None:
+def test_paths_that_are_not_text_are_refused_over_http2(running: Gateway) -> None:
     """Envoy lets them pass there, and shows something else."""
     good = {b":method": b"GET", b":scheme": b"http", b":path": b"/orders/7", b":authority": b"api"}
     assert sent_over_http2(running.port, [*good.items()]) == b"200"

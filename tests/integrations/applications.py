@@ -1,6 +1,6 @@
-"""Applications that real servers serve in tests, each limited by the environment variable HEADGATE_SITE.
+"""An application of FastAPI that uvicorn serves in tests, limited by the environment variable HEADGATE_SITE.
 
-They count by the header X-Key, and say which process answers.
+It counts by the header X-Key, and answers with the number of its process.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import FastAPI, WebSocket
-from flask import Flask
 from starlette.responses import StreamingResponse
 
 from headgate.integrations.fastapi import RateLimitMiddleware
-from headgate.integrations.flask import RateLimits
 
 SETTINGS: Any = json.loads(os.environ["HEADGATE_SITE"])
 
@@ -49,8 +47,3 @@ async def socket(connection: WebSocket) -> None:
     await connection.accept()
     async for text in connection.iter_text():
         await connection.send_text(text)
-
-
-flask_app = Flask(__name__)
-RateLimits(flask_app, key=by_header, **SETTINGS)
-flask_app.get("/")(lambda: str(os.getpid()))

@@ -1,4 +1,4 @@
-"""Clients of applications, for tests: the frameworks' own, and one of ASGI that does nothing by itself."""
+"""Clients of applications, for tests: the frameworks' own, and a plain one of ASGI."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scope_of(path: str = "/", kind: str = "http", **more: Any) -> dict[str, Any]
 
 
 async def call(app: Any, scope: dict[str, Any], received: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
-    """Call an application; returns what it sends. It receives these messages, and then nothing for ever."""
+    """Call an application; returns what it sends. It receives these messages, and then waits."""
     waiting, sent = list(received), list[dict[str, Any]]()
 
     async def receive() -> dict[str, Any]:

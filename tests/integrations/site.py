@@ -12,7 +12,7 @@ from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
-from django.urls import include, path, re_path
+from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
@@ -81,26 +81,10 @@ class AsyncBare(View):  # type: ignore[misc]
         return HttpResponse("bare")
 
 
-@limit("2/minute", count_when=lambda response: response.status_code == 401)
-def login(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(status=200 if request.GET["word"] == "right" else 401)
-
-
-@limit("1/minute", refund_on_error=True)
-def broken(request: HttpRequest) -> HttpResponse:
-    raise LookupError
-
-
 def stream(request: HttpRequest) -> StreamingHttpResponse:
     return StreamingHttpResponse(iter(["a", "b"]))
 
 
-@limit("1/minute", name="shared")
-def shared(request: HttpRequest, rest: str = "") -> HttpResponse:
-    return HttpResponse(rest)
-
-
-included: list[Any] = [path("a", shared), re_path("(?P<rest>.*)", shared)]
 urlpatterns: list[Any] = [
     path("", home),
     path("own", own),
@@ -111,10 +95,7 @@ urlpatterns: list[Any] = [
     path("method", Method.as_view()),
     path("bare", Bare.as_view()),
     path("bare-async", AsyncBare.as_view()),
-    path("login", login),
-    path("broken", broken),
     path("stream", stream),
-    path("shared/", include(included)),
 ]
 application = get_wsgi_application()
 asgi = get_asgi_application()

@@ -1,4 +1,4 @@
-"""Tasks for a worker of Celery that is a process of its own; HEADGATE_TEST_REDIS says where broker and limits are."""
+"""Tasks for a separate worker of Celery; HEADGATE_TEST_REDIS is the address of broker and limits."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -12,14 +11,12 @@ from fastapi.exception_handlers import http_exception_handler
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
-from starlette.websockets import WebSocketDisconnect
 
-from headgate import AsyncEngine, InvalidQuota, UnknownRule, UsageError, load_rules
+from headgate import UnknownRule, UsageError, load_rules
 from headgate.integrations.fastapi import RateLimited, RateLimitMiddleware, limit, limited
 from headgate.testing import ManualClock
-from headgate.web.errors import InvalidSettings
 from tests.integrations.clients import TestClient, WebSocketDenialResponse
 
 CLIENT = ("203.0.113.9", 4711)
@@ -41,32 +38,6 @@ def statuses(app: Any, *paths: str, **headers: str) -> list[int]:
     return [client.get(path).status_code for path in paths]
 
 
-def test_all_routes_have_the_limit_and_some_have_one_of_their_own() -> None:
-    app = application(limits="5/minute")
-
-    @app.get("/search", dependencies=[Depends(limit("2/minute"))])
-    def search() -> str:
-        return "found"
-
-    @app.get("/{rest:path}")
-    def anything(rest: str) -> str:
-        return rest
-
-    assert statuses(app, "/search", "/search", "/search") == [200, 200, 429]
-    assert statuses(app, "/a", "/b/c", "/d", "/e") == [200, 200, 200, 429]  # the refused search took nothing
-
-
-def test_an_answer_that_the_route_refuses_is_a_problem_document_as_well() -> None:
-    app = application()
-    app.get("/", dependencies=[Depends(limit("1/minute", name="home"))])(lambda: "hello")
-    client = client_of(app)
-    assert client.get("/").headers["ratelimit"] == '"home";r=0;t=60'
-    refused = client.get("/")
-    assert refused.headers["content-type"] == "application/problem+json"
-    assert refused.headers["retry-after"] == "60"
-    assert refused.json()["violated-policies"] == ["home"]
-
-
 def test_a_refusal_of_a_route_takes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Starlette runs a handler that is not a coroutine function in a thread: attackers could keep all of them busy."""
     app = application()
@@ -75,11 +46,11 @@ def test_a_refusal_of_a_route_takes_no_thread(monkeypatch: pytest.MonkeyPatch) -
     async def home() -> str:
         return "hello"
 
-    monkeypatch.setattr("anyio.to_thread.run_sync", lambda *_, **__: pytest.fail("a thread was asked for"))
+    monkeypatch.setattr("anyio.to_thread.run_sync", lambda *_, **__: pytest.fail("a thread was used"))
     assert statuses(app, "/", "/") == [200, 429]
 
 
-def test_the_frameworks_own_handler_answers_where_the_application_says_so() -> None:
+def test_the_application_may_register_the_handler_of_the_framework() -> None:
     app = application()
     app.add_exception_handler(RateLimited, http_exception_handler)  # type: ignore[arg-type]
     app.get("/", dependencies=[Depends(limit("1/minute", name="home"))])(lambda: "hello")
@@ -112,13 +83,6 @@ def test_a_dependency_that_catches_a_refusal_may_add_a_field_to_its_answer() -> 
     assert (refused.headers["retry-after"], refused.headers["x-request-id"]) == ("60", "7")
 
 
-def test_the_hook_may_answer_in_both_places() -> None:
-    app = application(limits="2/minute", on_refused=lambda _, refusal: PlainTextResponse(refusal.detail, 420))
-    app.get("/", dependencies=[Depends(limit("1/minute", name="home"))])(lambda: "hello")
-    app.get("/other")(lambda: "hello")
-    assert statuses(app, "/", "/", "/other", "/other") == [200, 420, 200, 420]
-
-
 def test_a_decorated_route_needs_no_parameter_and_keeps_its_own() -> None:
     app = application()
 
@@ -136,14 +100,8 @@ def test_a_decorated_route_needs_no_parameter_and_keeps_its_own() -> None:
 
     client = client_of(app)
     assert client.get("/items/1?size=4").json() == {"item": 1, "size": 4}
-    assert statuses(app, "/items/1?size=11", "/items/x", "/items/1", "/items/1", "/items/2", "/items/2") == [
-        422,
-        422,
-        200,
-        429,
-        200,
-        429,
-    ]
+    assert statuses(app, "/items/1?size=11", "/items/x") == [422, 422]
+    assert statuses(app, "/items/1", "/items/1", "/items/2", "/items/2") == [200, 429, 200, 429]
     assert client.get("/own").json() == "/own /own"
     assert client.get("/own").status_code == 429
     parameters = client.get("/openapi.json").json()["paths"]["/items/{item}"]["get"]["parameters"]
@@ -181,37 +139,6 @@ def test_a_limit_without_depends_limits_all_the_same() -> None:
         assert statuses(app, "/", "/") == [200, 429]
 
 
-def test_included_routers_limit_each_route_or_all_of_them_together() -> None:
-    app = application()
-    each = APIRouter(prefix="/each", dependencies=[Depends(limit("1/minute"))])
-    together = APIRouter(prefix="/together", dependencies=[Depends(limit("1/minute", name="together"))])
-    for router in (each, together):
-        router.get("/a")(lambda: "a")
-
-        @router.get("/b")
-        def other() -> str:
-            return "b"
-
-        app.include_router(router)
-    assert statuses(app, "/each/a", "/each/b", "/each/a") == [200, 200, 429]
-    assert statuses(app, "/together/a", "/together/b") == [200, 429]
-
-
-def test_a_limit_of_a_route_may_replace_those_of_the_application() -> None:
-    app = FastAPI(dependencies=[Depends(limit("1/minute", name="all"))])
-    app.add_middleware(RateLimitMiddleware)
-    app.get("/usual")(lambda: "usual")
-    app.get("/special", dependencies=[Depends(limit("3/minute", replaces=True))])(lambda: "special")
-    assert statuses(app, "/usual", "/usual", "/special", "/special", "/special", "/special") == [
-        200,
-        429,
-        200,
-        200,
-        200,
-        429,
-    ]
-
-
 def test_a_mounted_application_has_the_limits_of_the_outer_one_and_may_have_its_own() -> None:
     inner = FastAPI()
     inner.get("/a", dependencies=[Depends(limit("2/minute"))])(lambda: "a")
@@ -234,12 +161,8 @@ def test_starlette_alone() -> None:
     assert statuses(app, "/app/home", "/app/home", "/app/nowhere") == [200, 429, 404]
 
 
-def test_answers_stream_and_background_tasks_run() -> None:
-    app, done = application(limits="1/minute"), list[str]()
-
-    @app.get("/stream")
-    async def stream() -> StreamingResponse:
-        return StreamingResponse(iter(["a", "b"]), background=None)
+def test_background_tasks_of_admitted_requests_run() -> None:
+    app, done = application(), list[str]()
 
     @app.get("/task")
     @limited("1/minute")
@@ -247,16 +170,11 @@ def test_answers_stream_and_background_tasks_run() -> None:
         tasks.add_task(done.append, "done")
         return "later"
 
-    with client_of(app).stream("GET", "/stream") as response:
-        assert response.headers["x-ratelimit-remaining"] == "0"
-        assert "".join(response.iter_text()) == "ab"
-    app = application(limits="1/minute")
-    app.get("/task")(task)
     assert statuses(app, "/task", "/task") == [200, 429]
     assert done == ["done"]
 
 
-def test_exceptions_of_handlers_are_answered_with_fields_and_cost_nothing_if_asked() -> None:
+def test_responses_to_exceptions_have_the_fields_and_may_be_refunded() -> None:
     app = application(limits="1/minute", refund_on_error=True)
 
     @app.get("/broken")
@@ -277,21 +195,7 @@ def test_exceptions_of_handlers_are_answered_with_fields_and_cost_nothing_if_ask
     assert client.get("/broken").status_code == 429
 
 
-def test_failed_log_ins_count_for_the_route() -> None:
-    app = application()
-
-    @app.get(
-        "/login",
-        dependencies=[Depends(limit("2/minute", count_when=lambda response: response.status_code == 401))],
-    )
-    def login(word: str) -> Response:
-        return Response(status_code=200 if word == "right" else 401)
-
-    paths = [f"/login?word={word}" for word in ("right", "right", "right", "wrong", "right", "wrong", "right")]
-    assert statuses(app, *paths) == [200, 200, 200, 401, 200, 401, 429]
-
-
-def websocket_application() -> FastAPI:
+def test_websocket_routes_have_limits_of_their_own() -> None:
     app = application(limits="9/minute")
 
     async def greet(socket: WebSocket) -> None:
@@ -301,59 +205,23 @@ def websocket_application() -> FastAPI:
 
     app.websocket("/by-decorator")(limited("1/minute")(greet))
     app.websocket("/by-dependency", dependencies=[Depends(limit("1/minute"))])(greet)
-    return app
+    client = client_of(app)
+    for path in ("/by-decorator", "/by-dependency"):
+        with client.websocket_connect(path) as socket:
+            assert socket.receive_text() == "hello"
+            assert (b"x-ratelimit-remaining", b"0") in (socket.extra_headers or [])
+        with pytest.raises(WebSocketDenialResponse) as refused, client.websocket_connect(path):
+            pass
+        assert refused.value.status_code == 429, path
 
 
-@pytest.mark.parametrize("path", ["/by-decorator", "/by-dependency"])
-def test_websocket_routes_have_limits_of_their_own(path: str) -> None:
-    client = client_of(websocket_application())
-    with client.websocket_connect(path) as socket:
-        assert socket.receive_text() == "hello"
-        assert (b"x-ratelimit-remaining", b"0") in (socket.extra_headers or [])
-    with pytest.raises((WebSocketDenialResponse, WebSocketDisconnect)) as refused, client.websocket_connect(path):
-        pass
-    assert isinstance(refused.value, WebSocketDenialResponse)
-    assert refused.value.status_code == 429
-
-
-def test_keys_may_be_found_by_coroutines_that_see_the_request() -> None:
-    async def user(connection: HTTPConnection) -> str:
-        return f"user:{connection.headers['x-user']}"
-
-    app = application(limits="1/minute", key=user)
-    app.get("/")(lambda: "hello")
-    assert [statuses(app, "/", "/", **{"x-user": name}) for name in ("ada", "bob")] == [[200, 429], [200, 429]]
-
-
-def test_rules_decide_and_routes_name_them() -> None:
-    rules = load_rules("{version: 1, rules: [{id: logins, limit: 1, window: 1m, dimension: ip, endpoint: /login}]}")
-    app = application(engine=AsyncEngine(rules), clock=None)
-    app.get("/login")(lambda: "in")
-    app.get("/other", dependencies=[Depends(limit(rule="logins"))])(lambda: "in")
-    assert statuses(app, "/login", "/login", "/other") == [200, 429, 429]
-
-
-@pytest.fixture
-def wrong() -> FastAPI:
+def test_an_application_whose_route_names_no_rule_neither_starts_nor_serves() -> None:
     app = application(rules=load_rules("{version: 1, rules: [{id: logins, limit: 1, window: 1m}]}"))
     app.get("/login", dependencies=[Depends(limit(rule="log-ins"))])(lambda: "in")
-    return app
-
-
-def test_an_application_whose_route_names_no_rule_does_not_start(wrong: FastAPI) -> None:
-    with pytest.raises(UnknownRule, match="log-ins"), client_of(wrong):
-        pass
-
-
-def test_nor_does_it_serve_such_a_route_where_nobody_has_started_it(wrong: FastAPI) -> None:
     with pytest.raises(UnknownRule, match="log-ins"):
-        client_of(wrong).get("/login")
-
-
-def test_a_limit_that_is_not_one_is_loud_where_it_is_written() -> None:
-    for wrong in (limit, limited):
-        with pytest.raises(InvalidQuota, match="minuet"):
-            wrong("5/minuet")
+        client_of(app).get("/login")  # some servers do not announce that they start
+    with pytest.raises(UnknownRule, match="log-ins"), client_of(app):
+        pass
 
 
 def test_routes_of_included_routers_are_checked_when_the_application_starts() -> None:
@@ -368,6 +236,12 @@ def test_routes_of_included_routers_are_checked_when_the_application_starts() ->
         app.include_router(outer, prefix="/outer")
         with pytest.raises(UsageError, match=r"below the route's decorator|needs the setting rules"), TestClient(app):
             pass
+    app, inner = FastAPI(), FastAPI()
+    app.add_middleware(RateLimitMiddleware)
+    limited("5/minute")(inner.get("/a")(lambda: "a"))
+    app.mount("/inner", inner)
+    with pytest.raises(UsageError, match="below the route's decorator"), TestClient(app):
+        pass
 
 
 def test_a_limit_of_an_included_router_may_replace_those_of_the_application() -> None:
@@ -379,42 +253,25 @@ def test_a_limit_of_an_included_router_may_replace_those_of_the_application() ->
     assert statuses(app, *["/usual/a"] * 2, *["/special/a"] * 4) == [200, 429, 200, 200, 200, 429]
 
 
-def test_a_middleware_that_limits_nothing_keeps_the_application_from_starting() -> None:
+def test_an_application_whose_settings_cannot_work_neither_starts_nor_serves() -> None:
+    mistakes: list[tuple[Any, str]] = [({}, "limits nothing"), ({"limits": "3/minuet"}, "bad quota '3/minuet'")]
+    for settings, message in mistakes:
+        app = FastAPI()
+        app.add_middleware(RateLimitMiddleware, **settings)
+        with pytest.raises(UsageError, match=message):
+            TestClient(app).get("/")
+        with pytest.raises(UsageError, match=message), TestClient(app):
+            pass
     app = FastAPI()
-    app.add_middleware(RateLimitMiddleware)
-    app.get("/")(lambda: "hello")
-    with pytest.raises(InvalidSettings, match="limits nothing"), TestClient(app):
-        pass
-    with pytest.raises(InvalidSettings, match="limits nothing"):  # some servers do not say that they start
-        TestClient(app).get("/")
-    off = FastAPI()
-    off.add_middleware(RateLimitMiddleware, enabled=False)
-    with TestClient(off):
+    app.add_middleware(RateLimitMiddleware, enabled=False)
+    with TestClient(app):
         pass
 
 
-def test_a_limit_above_the_decorator_of_its_route_keeps_the_application_from_starting() -> None:
-    app = FastAPI()
-    app.add_middleware(RateLimitMiddleware)
-    inner = FastAPI()
-    limited("5/minute")(inner.get("/a")(lambda: "a"))
-    app.mount("/inner", inner)
-    with pytest.raises(UsageError, match="below the route's decorator"), TestClient(app):
-        pass
-
-
-def test_a_limited_route_without_the_middleware_serves_nobody() -> None:
+def test_a_limited_route_without_the_middleware_is_an_error() -> None:
     app = FastAPI()
     app.get("/a", dependencies=[Depends(limit("5/minute"))])(lambda: "a")
     app.get("/b")(limited("5/minute")(lambda: "b"))
     for path in ("/a", "/b"):
         with pytest.raises(UsageError, match="add_middleware"):
             client_of(app).get(path)
-
-
-def test_the_test_client_has_no_address_and_is_limited_nevertheless(caplog: pytest.LogCaptureFixture) -> None:
-    app = application(limits="1/minute")
-    app.get("/")(lambda: "hello")
-    with caplog.at_level(logging.WARNING), TestClient(app) as client:
-        assert [client.get("/").status_code for _ in range(2)] == [200, 429]
-    assert "address of a client" not in caplog.text

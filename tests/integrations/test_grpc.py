@@ -24,10 +24,10 @@ KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
 def one(message: Any, context: Any) -> bytes:
-    context.set_trailing_metadata((("own", "said"),))
+    context.set_trailing_metadata((("own", "value"),))
     text = message if isinstance(message, bytes) else b"".join(message)
     if text == b"wrong":
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, "who?")
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown caller")
     if text == b"broken":
         raise LookupError
     return text
@@ -40,10 +40,10 @@ def many(message: Any, context: Any) -> Iterator[bytes]:
 
 
 async def one_async(message: Any, context: Any) -> bytes:
-    context.set_trailing_metadata((("own", "said"),))
+    context.set_trailing_metadata((("own", "value"),))
     text = message if isinstance(message, bytes) else b"".join([each async for each in message])
     if text == b"wrong":
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "who?")
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown caller")
     if text == b"broken":
         raise LookupError
     return text
@@ -132,18 +132,18 @@ SERVERS = pytest.mark.parametrize("serving", [blocking, in_a_loop])
 
 
 @SERVERS
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_method_is_limited_and_says_what_is_left(serving: Any, kind: str) -> None:
-    with serving(limits="1/minute") as client:
-        code, came, told = client.call(kind)
-        assert (code, came, told["x-ratelimit-remaining"]) == (grpc.StatusCode.OK, b"hi", "0")
-        assert kind.endswith("stream") or told["own"] == "said"  # beside what the method says
-        code, came, told = client.call(kind)
-        assert (code, came) == (grpc.StatusCode.RESOURCE_EXHAUSTED, b"")
-        assert (told["retry-after"], told["grpc-retry-pushback-ms"]) == ("60", "60000")
-        details = told["grpc-status-details-bin"]
-        assert details.startswith(b"\x08\x08\x12")  # code 8, and a message
-        assert details.endswith(b"type.googleapis.com/google.rpc.RetryInfo\x12\x04\x0a\x02\x08\x3c")  # 60 s
+def test_every_kind_of_method_is_limited_and_has_the_fields_as_metadata(serving: Any) -> None:
+    with serving(limits=Budget(limits="1/minute")) as client:  # each method has its own
+        for kind in KINDS:
+            code, came, metadata = client.call(kind)
+            assert (code, came, metadata["x-ratelimit-remaining"]) == (grpc.StatusCode.OK, b"hi", "0"), kind
+            assert kind.endswith("stream") or metadata["own"] == "value"  # beside the metadata of the method
+            code, came, metadata = client.call(kind)
+            assert (code, came) == (grpc.StatusCode.RESOURCE_EXHAUSTED, b""), kind
+            assert (metadata["retry-after"], metadata["grpc-retry-pushback-ms"]) == ("60", "60000")
+            details = metadata["grpc-status-details-bin"]
+            assert details.startswith(b"\x08\x08\x12")  # code 8, and a message
+            assert details.endswith(b"type.googleapis.com/google.rpc.RetryInfo\x12\x04\x0a\x02\x08\x3c")  # 60 s
 
 
 @SERVERS
@@ -159,7 +159,7 @@ def test_methods_and_services_have_limits_of_their_own(serving: Any) -> None:
 
 
 @SERVERS
-def test_keys_come_from_metadata_and_nobody_passes_without(serving: Any) -> None:
+def test_keys_come_from_metadata_and_calls_without_one_are_refused(serving: Any) -> None:
     with serving(limits="1/minute", key=lambda call: call.metadata.get("x-user")) as client:
         codes = [client.call("unary_unary", x_user=user)[0].name for user in ("ada", "ada", "bob")]
         assert codes == ["OK", "RESOURCE_EXHAUSTED", "OK"]
@@ -167,7 +167,7 @@ def test_keys_come_from_metadata_and_nobody_passes_without(serving: Any) -> None
 
 
 @SERVERS
-def test_what_is_counted_may_depend_on_how_a_call_ends(serving: Any) -> None:
+def test_count_when_and_refund_on_error_depend_on_the_status_of_a_call(serving: Any) -> None:
     unauthenticated = grpc.StatusCode.UNAUTHENTICATED
     with serving(limits="1/minute", count_when=lambda outcome: outcome.code is unauthenticated) as client:
         codes = [client.call("unary_unary", text)[0].name for text in (b"right", b"right", b"wrong", b"right")]
@@ -178,7 +178,7 @@ def test_what_is_counted_may_depend_on_how_a_call_ends(serving: Any) -> None:
 
 
 @SERVERS
-def test_who_cancels_a_stream_gets_nothing_back(serving: Any) -> None:
+def test_a_cancelled_stream_is_not_refunded(serving: Any) -> None:
     ended: SimpleQueue[grpc.StatusCode] = SimpleQueue()
 
     def counts(outcome: Outcome) -> bool:
@@ -192,7 +192,7 @@ def test_who_cancels_a_stream_gets_nothing_back(serving: Any) -> None:
 
 
 @SERVERS
-def test_the_address_of_the_peer_counts_and_what_is_not_there_is_not_served(serving: Any) -> None:
+def test_calls_count_by_the_address_of_the_peer_and_unknown_methods_are_unimplemented(serving: Any) -> None:
     with serving(limits="1/minute", exempt=lambda call: not call.peer.startswith("ipv4:127.0.0.1:")) as client:
         assert [client.call("unary_unary")[0].name for _ in range(2)] == ["OK", "RESOURCE_EXHAUSTED"]
         missing: Any = client._channel.unary_unary("/test.Echo/missing")
@@ -202,7 +202,7 @@ def test_the_address_of_the_peer_counts_and_what_is_not_there_is_not_served(serv
 
 
 @pytest.mark.parametrize("kind", [RateLimitInterceptor, AsyncRateLimitInterceptor])
-def test_a_name_that_is_not_one_of_a_method_is_loud(kind: Any) -> None:
+def test_an_invalid_method_name_is_an_error(kind: Any) -> None:
     with pytest.raises(InvalidSettings, match=r"got 'Echo\.unary'"):
         kind(methods={"Echo.unary": "1/minute"})
     with pytest.raises(InvalidSettings, match="limits nothing"):

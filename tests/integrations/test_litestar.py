@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from litestar import Controller, Litestar, Request, Response, Router, WebSocket, get, head, websocket
+from litestar import Controller, Litestar, Request, Response, Router, WebSocket, get, websocket
 from litestar.exceptions import WebSocketDisconnect
 from litestar.testing import TestClient
 from starlette.responses import JSONResponse, PlainTextResponse
 
-from headgate import InvalidQuota, UnknownRule, UsageError, load_rules
+from headgate import UnknownRule, UsageError, load_rules
 from headgate.integrations import asgi
 from headgate.integrations.litestar import RateLimited, RateLimitPlugin, limit
 from headgate.testing import ManualClock
@@ -33,16 +33,6 @@ def special() -> str:
     return "special"
 
 
-@get("/broken", guards=[limit("1/minute", refund_on_error=True)])
-async def broken() -> None:
-    raise LookupError
-
-
-@get("/login", guards=[limit("1/minute", count_when=lambda response: response.status_code == 401)])
-async def login(request: Request[Any, Any, Any]) -> Response[str]:
-    return Response("", status_code=200 if request.query_params["word"] == "right" else 401)
-
-
 class Reports(Controller):
     path = "/reports"
     guards = [limit("1/minute")]  # noqa: RUF012  as Litestar has it
@@ -63,7 +53,7 @@ async def socket(socket: WebSocket[Any, Any, Any]) -> None:
     await socket.close()
 
 
-HANDLERS = [usual, own, special, broken, login, Reports, socket]
+HANDLERS = [usual, own, special, Reports, socket]
 
 
 def client_of(*handlers: Any, options: Any = None, **settings: Any) -> TestClient[Litestar]:
@@ -76,46 +66,8 @@ def statuses(client: TestClient[Litestar], *paths: str) -> list[int]:
         return [client.get(path).status_code for path in paths]
 
 
-def test_all_routes_share_the_limit_and_some_have_one_of_their_own() -> None:
-    client = client_of(limits="5/minute")
-    assert statuses(client, "/own", "/own", "/own", "/usual", "/login?word=right", "/usual", "/usual") == [
-        200,
-        200,
-        429,  # and took nothing
-        200,
-        200,
-        200,
-        429,
-    ]
-
-
-def test_every_answer_has_the_fields_and_a_refusal_is_a_problem_document() -> None:
-    with client_of(limits="9/minute") as client:
-        assert client.get("/own").headers["ratelimit"].count(";r=") == 2
-        client.get("/own")
-        refused = client.get("/own")
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "30")
-        assert refused.headers["content-type"] == "application/problem+json"
-        assert refused.json()["status"] == 429
-
-
-def test_a_route_may_replace_the_limits_of_all_and_controllers_limit_each_of_theirs() -> None:
-    client = client_of(limits="1/minute")
-    assert statuses(client, "/special", "/special", "/special", "/special", "/usual", "/usual") == [
-        200,
-        200,
-        200,
-        429,
-        200,
-        429,
-    ]
+def test_controllers_limit_each_of_their_routes() -> None:
     assert statuses(client_of(), "/reports/a", "/reports/b", "/reports/a") == [200, 200, 429]
-
-
-def test_failed_log_ins_count_and_errors_may_cost_nothing() -> None:
-    paths = [f"/login?word={word}" for word in ("right", "right", "wrong", "right")]
-    assert statuses(client_of(), *paths) == [200, 200, 401, 429]
-    assert statuses(client_of(), "/broken", "/broken") == [500, 500]
 
 
 def test_websockets_are_refused_before_they_are_accepted() -> None:
@@ -152,27 +104,14 @@ def test_a_websocket_is_refused_by_the_response_that_on_refused_returns() -> Non
         assert (refused.value.status_code, list(refused.value.json())) == (421, ["of"])
 
 
-async def test_a_refusal_of_head_has_the_fields_alone() -> None:
-    @head("/usual")
-    async def fields_alone() -> None:
-        pass
-
-    app = Litestar([usual, fields_alone], plugins=[RateLimitPlugin(limits="1/minute", clock=ManualClock())])
-    await clients.call(app, clients.scope_of("/usual"))
-    told, problem = await clients.call(app, clients.scope_of("/usual"))
-    refused, nothing = await clients.call(app, clients.scope_of("/usual", method="HEAD"))
-    assert refused == told
-    assert (problem["body"] != b"", nothing["body"]) == (True, b"")
-
-
-def test_guards_work_under_the_middleware_of_asgi_which_counts_what_is_not_found() -> None:
+def test_guards_work_under_the_middleware_of_asgi_which_counts_unknown_paths() -> None:
     def refused(_: Request[Any, Any, Any], error: RateLimited) -> Response[str]:
         return Response(str(error.refusal.retry_after), status_code=420)
 
     app = Litestar([Router("/v1", route_handlers=[own])], exception_handlers={RateLimited: refused})
     client: Any = TestClient(asgi.RateLimitMiddleware(app, limits="4/minute", clock=ManualClock()))  # type: ignore[arg-type]
-    asked = ["/v1/own", "/v1/own", "/v1/own", "/nowhere", "/nowhere", "/nowhere"]
-    assert [client.get(path).status_code for path in asked] == [200, 200, 420, 404, 404, 429]
+    paths = ["/v1/own", "/v1/own", "/v1/own", "/nowhere", "/nowhere", "/nowhere"]
+    assert [client.get(path).status_code for path in paths] == [200, 200, 420, 404, 404, 429]
     client = TestClient(asgi.RateLimitMiddleware(Litestar([own]), limits="4/minute", clock=ManualClock()))  # type: ignore[arg-type]
     refused_by_guard = [client.get("/own") for _ in range(3)][-1]
     assert (refused_by_guard.status_code, refused_by_guard.headers["retry-after"]) == (429, "30")
@@ -181,9 +120,7 @@ def test_guards_work_under_the_middleware_of_asgi_which_counts_what_is_not_found
     assert [client.get("/special").status_code for _ in range(2)] == [200, 429]  # replaces nothing of what is before it
 
 
-def test_what_cannot_work_is_loud() -> None:
-    with pytest.raises(InvalidQuota, match="minuet"):
-        limit("5/minuet")
+def test_mistakes_are_errors_at_the_start() -> None:
     with pytest.raises(InvalidSettings, match="'close' or 'wait'"):
         RateLimitPlugin(on_message="drop")
     wrong = get("/", guards=[limit(rule="log-ins")])(usual.fn)

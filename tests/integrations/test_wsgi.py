@@ -8,12 +8,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 from wsgiref.util import FileWrapper, setup_testing_defaults
-from wsgiref.validate import validator
 
 import pytest
 
 from headgate import load_rules
-from headgate.integrations.limiter import RequestLimiter
 from headgate.integrations.wsgi import RateLimitMiddleware, path_of
 from headgate.testing import ManualClock
 from headgate.web.errors import InvalidSettings
@@ -53,19 +51,6 @@ def call(app: Any, **more: Any) -> tuple[int, dict[str, str], bytes]:
     return *seen[-1], content
 
 
-def test_every_answer_has_the_fields_and_a_refusal_is_a_problem_document() -> None:
-    app = validator(limited(validator(hello)))
-    status, headers, body = call(app)
-    assert (status, headers["X-RateLimit-Remaining"], body) == (200, "1", b"hello")
-    call(app)
-    status, headers, body = call(app)
-    assert (status, headers["Retry-After"]) == (429, "30")
-    assert headers["Content-Type"] == "application/problem+json"
-    assert json.loads(body)["status"] == 429
-    assert call(app, method="HEAD")[2] == b""
-    assert call(app, REMOTE_ADDR="203.0.113.10")[0] == 200
-
-
 def test_a_body_is_passed_on_as_it_is() -> None:
     wrapper = FileWrapper(io.BytesIO(b"file"))
 
@@ -90,7 +75,7 @@ class Stream:
         self.is_closed = True
 
 
-def test_a_stream_that_fails_is_closed_and_costs_nothing_where_that_is_asked_for() -> None:
+def test_a_stream_that_fails_is_closed_and_refunded_by_refund_on_error() -> None:
     streams: list[Stream] = []
 
     def broken(environ: Any, start_response: Any) -> Any:
@@ -105,10 +90,8 @@ def test_a_stream_that_fails_is_closed_and_costs_nothing_where_that_is_asked_for
     assert [stream.is_closed for stream in streams] == [True, True]
 
 
-def test_an_application_that_fails_at_once_or_says_so_afterwards_costs_nothing_either() -> None:
+def test_a_late_error_status_is_refunded_by_refund_on_error() -> None:
     def fails(environ: Any, start_response: Any) -> Any:
-        if environ["PATH_INFO"] == "/raise":
-            raise LookupError
         start_response("200 OK", [])
         try:
             json.loads("")
@@ -118,25 +101,7 @@ def test_an_application_that_fails_at_once_or_says_so_afterwards_costs_nothing_e
 
     app = limited(fails, limits="1/minute", refund_on_error=True)
     for _ in range(2):
-        with pytest.raises(LookupError):
-            call(app, path="/raise")
         assert call(app)[0] == 500
-
-
-def test_a_condition_is_about_the_response() -> None:
-    answers = iter([200, 401, 200])
-
-    def log_in(environ: Any, start_response: Any) -> Any:
-        start_response(f"{next(answers)} Whatever", [])
-        yield b""
-
-    app = limited(log_in, limits="1/minute", count_when=lambda response: response.status_code == 401)
-    assert [call(app)[0] for _ in range(3)] == [200, 401, 429]
-
-
-def test_the_hook_may_answer_with_an_application() -> None:
-    app = limited(limits="1/minute", on_refused=lambda environ, refusal: hello)
-    assert [call(app)[0] for _ in range(2)] == [200, 200]
 
 
 def test_functions_see_the_environment_and_rules_see_the_path_as_it_was_sent() -> None:
@@ -144,8 +109,8 @@ def test_functions_see_the_environment_and_rules_see_the_path_as_it_was_sent() -
         "{version: 1, rules: [{id: logins, limit: 1, window: 1m, dimension: user, endpoint: /log%20in}]}"
     )
     app = limited(limits=None, rules=rules, key=lambda environ: environ["HTTP_X_USER"])
-    asked = [call(app, path="/log in", HTTP_X_USER=user)[0] for user in ("ada", "ada", "bob")]
-    assert asked == [200, 429, 200]
+    statuses = [call(app, path="/log in", HTTP_X_USER=user)[0] for user in ("ada", "ada", "bob")]
+    assert statuses == [200, 429, 200]
     assert call(app, path="/other", HTTP_X_USER="ada")[0] == 200
 
 
@@ -163,12 +128,7 @@ def test_the_path_is_as_it_was_sent_or_encoded_again(environ: dict[str, str], pa
     assert path_of(environ) == path
 
 
-def test_a_middleware_that_limits_nothing_is_a_mistake_unless_it_says_so() -> None:
+def test_a_middleware_that_limits_nothing_is_an_error_unless_it_is_disabled() -> None:
     with pytest.raises(InvalidSettings, match="limits nothing"):
         RateLimitMiddleware(hello, store="memory")
     RateLimitMiddleware(hello, enabled=False)
-
-
-def test_a_gate_that_is_given_has_its_own_settings() -> None:
-    with pytest.raises(InvalidSettings, match="own limits"):
-        RateLimitMiddleware(hello, gate=RequestLimiter({"limits": "1/minute"}), limits="2/minute")

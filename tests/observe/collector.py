@@ -1,4 +1,4 @@
-"""A collector of spans, as OpenTelemetry has them: OTLP over HTTP."""
+"""An OpenTelemetry collector of spans: OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
 
 class Collector:
-    """Keeps what it is sent."""
+    """Keeps the spans that it receives."""
 
     def __init__(self) -> None:
         received: list[bytes] = []
@@ -25,7 +25,7 @@ class Collector:
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self.server = HTTPServer(("127.0.0.1", 0), Answering)
 
@@ -34,7 +34,7 @@ class Collector:
         return f"http://127.0.0.1:{self.server.server_port}"
 
     def sent(self) -> list[ResourceSpans]:
-        """What was sent, with where it came from."""
+        """Return the received spans with their resources."""
         messages = [ExportTraceServiceRequest.FromString(body) for body in self._received]
         return [each for message in messages for each in message.resource_spans]
 

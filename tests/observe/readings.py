@@ -1,4 +1,4 @@
-"""Reads what we write, as Prometheus would."""
+"""Parses metrics as Prometheus does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hot keys: what is asked about and refused most, over all workers; found in bounded memory."""
+"""Hot keys: the keys with the most checks and refusals over all workers, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headgate.observe.hot_keys import DENIALS, EVERY, HALF_LIFE, Frequent, HotKey, HotKeys, HotList, merged_lists
 from headgate.observe.logs import Principals
 from headgate.observe.recorder import Recorder
-from headgate.observe.workers import Slots
+from headgate.observe.workers import CounterFiles
 
 
 def test_the_hottest_come_first_with_their_rates() -> None:
@@ -24,14 +24,6 @@ def test_the_hottest_come_first_with_their_rates() -> None:
     first, second = hot.top().hot
     assert (first.key, second.key) == ("alice", "bob")
     assert first.per_second > 2 * second.per_second
-
-
-def test_principals_are_shown_as_digests_unless_told() -> None:
-    hot = HotKeys(Principals())
-    hot.add("orders", "alice")
-    (key,) = hot.top().hot
-    assert key.key.startswith("#")
-    assert "alice" not in key.key
 
 
 def test_all_refusals_count_until_there_are_many() -> None:
@@ -55,13 +47,13 @@ def test_lists_of_workers_are_merged_by_key() -> None:
     assert len(merged_lists([one, other], most=1).hot) == 1
 
 
-def test_any_worker_shows_the_keys_of_all_that_live(tmp_path: Path) -> None:
-    slots = [Slots(tmp_path) for _ in range(3)]
-    workers = [Recorder(each, number, principals=Principals(plain=True)) for number, each in enumerate(slots)]
+def test_any_worker_shows_the_keys_of_all_live_workers(tmp_path: Path) -> None:
+    files = [CounterFiles(tmp_path) for _ in range(3)]
+    workers = [Recorder(each, number, principals=Principals(plain=True)) for number, each in enumerate(files)]
     for number, worker in enumerate(workers):
         for _ in range(10):
-            worker._hot.denied("orders", f"user-{number}", 100)
-            worker._hot.denied("orders", "everywhere", 100)
+            worker._hot.add_denial("orders", f"user-{number}", 100)
+            worker._hot.add_denial("orders", "everywhere", 100)
         worker.publish()
     workers[2].close()
     report = msgspec.json.decode(workers[0].hot_keys())
@@ -72,20 +64,20 @@ def test_any_worker_shows_the_keys_of_all_that_live(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.hot"))
 
 
-def test_traffic_with_a_rhythm_is_sampled_fairly() -> None:
+def test_periodic_traffic_is_sampled_fairly() -> None:
     hot = HotKeys(Principals(plain=True))
     number = 0
     for _ in range(DENIALS + 4000):
         weight = hot.denial_stride()
         number += weight
-        hot.denied("orders", f"user-{number % 2}", weight)
+        hot.add_denial("orders", f"user-{number % 2}", weight)
     one, other = hot.top().denied
     assert one.per_second < 1.5 * other.per_second
 
 
 @given(st.lists(st.integers(0, 30)), st.integers(1, 8))
 def test_counts_are_never_too_high_and_heavy_keys_are_never_missed(keys: list[int], size: int) -> None:
-    """By the bound of Misra and Gries: what more than 1 in `size` is, is there."""
+    """By the bound of Misra and Gries, keys with more than 1 / `size` of all are found."""
     frequent: Frequent[int] = Frequent(size)
     for key in keys:
         frequent.add(key)
@@ -96,11 +88,11 @@ def test_counts_are_never_too_high_and_heavy_keys_are_never_missed(keys: list[in
     assert all(key in found for key, count in exact.items() if count * size > len(keys))
 
 
-def test_the_heaviest_of_a_million_keys_are_found_in_bounded_memory() -> None:
+def test_the_heaviest_of_many_keys_are_found_in_bounded_memory() -> None:
     frequent: Frequent[str] = Frequent(500)
     heavy = [f"heavy-{number}" for number in range(10)]
     random = Random(1)
-    for number in range(1_000_000):
+    for number in range(200_000):
         frequent.add(f"key-{number}")
         if number % 10 == 0:
             frequent.add(heavy[random.randrange(10)])
@@ -119,7 +111,7 @@ def test_a_steady_key_is_shown_with_its_rate() -> None:
     assert 45 <= rate <= 51
 
 
-def test_what_does_not_come_any_more_is_forgotten() -> None:
+def test_keys_without_requests_are_forgotten() -> None:
     frequent: Frequent[str] = Frequent(10)
     frequent.add("old", 1000)
     (_, before), *_ = frequent.top(1)

@@ -1,4 +1,4 @@
-"""Logs: one event, one line, whatever is in it; refusals are sampled, and it is said how many were left out."""
+"""Logs: one line for each event, whatever it contains; refusals are sampled, and the others counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import UsageError
 from headgate.observe.logs import (
-    LONGEST_SECRET,
+    IN_ALL,
     LONGEST_TEXT,
     LONGEST_TRACE,
     MOST_FIELDS,
@@ -38,35 +38,26 @@ def record(message: str, /, *args: object, **extra: object) -> logging.LogRecord
 
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
-    """The root logger, which is put back as it was."""
+    """The root logger, restored after the test."""
     logger = logging.getLogger()
     handlers, level = logger.handlers[:], logger.level
     yield logger
     logger.handlers[:], logger.level = handlers, level
 
 
-def test_a_line_of_text_looks_like_this() -> None:
-    line = TextLines().format(record("the store %s", "is away", rule="orders", count=3, text='two "words"', none=None))
+def test_a_line_of_text() -> None:
+    line = TextLines().format(record("the store %s", "is down", rule="orders", count=3, text='two "words"', none=None))
     assert line == (
-        '2001-09-09T01:46:40.500Z WARNING headgate.test the store is away rule=orders count=3 text="two \\"words\\""'
+        '2001-09-09T01:46:40.500Z WARNING headgate.test the store is down rule=orders count=3 text="two \\"words\\""'
     )
 
 
-@pytest.mark.usefixtures("root")
-@pytest.mark.parametrize(("form", "said"), [("text", " rule=a worker=1\n"), ("json", '"rule":"a","worker":1}\n')])
-def test_each_line_of_a_worker_has_its_number(form: str, said: str) -> None:
-    stream = io.StringIO()
-    setup(form, stream=stream, worker=1)
-    logging.getLogger("headgate.test").warning("denied", extra=fields(rule="a"))
-    assert stream.getvalue().endswith(said)
-
-
-def test_a_line_of_json_looks_like_this() -> None:
-    assert msgspec.json.decode(JsonLines().format(record("the store %s", "is away", rule="orders", count=3))) == {
+def test_a_line_of_json() -> None:
+    assert msgspec.json.decode(JsonLines().format(record("the store %s", "is down", rule="orders", count=3))) == {
         "time": "2001-09-09T01:46:40.500Z",
         "level": "warning",
         "logger": "headgate.test",
-        "message": "the store is away",
+        "message": "the store is down",
         "rule": "orders",
         "count": 3,
     }
@@ -78,37 +69,31 @@ def test_no_text_breaks_a_line(message: str, value: str) -> None:
         line = formatter.format(record("%s", message, principal=value))
         assert line.isprintable()
         line.encode()
-
-
-@given(st.text(), st.text())
-def test_json_is_read_as_it_was_but_for_what_is_not_printable(message: str, value: str) -> None:
     read = msgspec.json.decode(JsonLines().format(record("%s", message, principal=value)))
-    assert read["message"] == clean(message)
-    assert read["principal"] == clean(value)
+    assert (read["message"], read["principal"]) == (clean(message), clean(value))
 
 
-@pytest.mark.parametrize(
-    ("attack", "shown"),
-    [
-        ("x\n2026-01-01T00:00:00Z INFO headgate all is well", r"x\n2026-01-01T00:00:00Z INFO headgate all is well"),
-        ("x\r\n\x1b[2J", r"x\r\n\x1b[2J"),
-        ("\x9b31m", r"\x9b31m"),
-        ("\u2028\u202e", r"\u2028\u202e"),
-        ("\ud800", r"\ud800"),
-    ],
-)
-def test_control_characters_are_shown_and_not_obeyed(attack: str, shown: str) -> None:
-    assert clean(attack) == shown
+def test_control_characters_are_escaped() -> None:
+    line = "2026-01-01T00:00:00Z INFO headgate all is well"
+    cases = {
+        f"x\n{line}": rf"x\n{line}",
+        "x\r\n\x1b[2J": r"x\r\n\x1b[2J",
+        "\x9b31m": r"\x9b31m",
+        "\u2028\u202e": r"\u2028\u202e",
+        "\ud800": r"\ud800",
+    }
+    for attack, shown in cases.items():
+        assert clean(attack) == shown
 
 
-def test_a_field_cannot_take_the_place_of_another() -> None:
+def test_a_field_cannot_replace_another() -> None:
     read = msgspec.json.decode(JsonLines().format(record("hello", level="critical", message="forged")))
     assert (read["level"], read["message"]) == ("warning", "hello")
     assert " level=critical " in TextLines().format(record("hello", level="critical", more=1))
     assert TextLines().format(record("hello", who="a rule=b")).endswith('who="a rule=b"')
 
 
-def test_long_texts_are_cut_and_many_fields_are_left_out() -> None:
+def test_long_texts_are_cut_and_fields_are_bounded() -> None:
     long = "x" * 100_000
     line = JsonLines().format(record(long, **{f"field{number}": long for number in range(100)}))
     assert len(line) < (MOST_FIELDS + 1) * (LONGEST_TEXT + 100)
@@ -128,20 +113,21 @@ def test_a_traceback_cannot_look_like_another_event() -> None:
     assert read["trace"]
 
 
-@pytest.mark.parametrize(("form", "begin"), [("json", '{"time":'), ("text", "20")])
-def test_setup_writes_all_logs_of_the_level_to_one_place(root: logging.Logger, form: str, begin: str) -> None:
-    stream = io.StringIO()
-    assert setup(form, "info", stream) in root.handlers
-    assert setup(form, "Info", stream) in root.handlers
-    assert len(root.handlers) == 1
-    logging.getLogger("headgate.any").info("hello")
-    logging.getLogger("headgate.any").debug("nobody sees this")
-    (line,) = stream.getvalue().splitlines()
-    assert line.startswith(begin)
-    assert "hello" in line
+def test_setup_writes_all_logs_of_the_level_to_one_stream(root: logging.Logger) -> None:
+    for form, begin, end in (("json", '{"time":', '"rule":"a","worker":1}'), ("text", "20", " rule=a worker=1")):
+        stream = io.StringIO()
+        for level in ("info", "Info"):
+            assert setup(form, level, stream, worker=1) in root.handlers
+        assert len(root.handlers) == 1
+        logging.getLogger("headgate.any").info("hello", extra=fields(rule="a"))
+        logging.getLogger("headgate.any").debug("invisible")
+        (line,) = stream.getvalue().splitlines()
+        assert line.startswith(begin)
+        assert "hello" in line
+        assert line.endswith(end)
 
 
-def test_a_wrong_setting_is_refused_with_what_would_be_right() -> None:
+def test_the_error_of_a_wrong_setting_lists_the_right_ones() -> None:
     with pytest.raises(UsageError, match="text, json"):
         setup("xml")
     with pytest.raises(UsageError, match="debug, info"):
@@ -163,19 +149,13 @@ def info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
-def test_a_line_says_which_rule_refused_whom_until_when(caplog: pytest.LogCaptureFixture) -> None:
-    refuse(Denials(Principals(plain=True)), "orders")
-    expected = {"rule": "orders", "principal": "alice", "retry_after": 1.5, "api": "check", "reason": None}
-    assert lines(caplog) == [("denied", expected)]
-
-
-def test_principals_are_digests_unless_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_principals_are_digests_by_default(caplog: pytest.LogCaptureFixture) -> None:
     refuse(Denials(Principals()), "orders")
     ((_, line),) = lines(caplog)
     assert line["principal"] == Principals().shown("alice") != "alice"
 
 
-def test_so_many_lines_a_second_for_each_rule_and_the_rest_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_are_limited_per_rule_and_the_others_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     denials = Denials(Principals(), per_rule=2)
     refuse(denials, "orders", 10)
     refuse(denials, "search", 3)
@@ -192,26 +172,22 @@ def test_so_many_lines_a_second_for_each_rule_and_the_rest_is_counted(caplog: py
 
 
 def test_all_rules_together_have_a_bound(caplog: pytest.LogCaptureFixture) -> None:
-    denials = Denials(Principals(), per_rule=2, in_all=5)
-    for rule in range(100):
+    denials = Denials(Principals(), per_rule=2)
+    for rule in range(195):
         refuse(denials, f"rule-{rule}")
-    assert len(lines(caplog)) == 5
+    assert len(lines(caplog)) == IN_ALL == 100
     assert denials.second() == 95
 
 
-def test_none_at_all() -> None:
-    for denials in (Denials(Principals(), per_rule=0), Denials(Principals(), in_all=0)):
-        assert not denials.wants("orders")
-        assert denials.second() == 0
+def test_refusals_are_not_logged_with_a_rate_of_0() -> None:
+    denials = Denials(Principals(), per_rule=0)
+    assert not denials.wants("orders")
+    assert denials.second() == 0
     with pytest.raises(UsageError):
         Denials(Principals(), per_rule=-1)
 
 
-def test_digests_are_stable_and_depend_on_the_secret() -> None:
-    names = [Principals(secret=secret).shown("alice") for secret in (b"", b"", b"one", b"two")]
-    assert names[0] == names[1]
-    assert len(set(names)) == 3
-    assert all(len(name) == 17 for name in names)
+def test_digests_are_stable() -> None:
+    """Operators compare them with those of other nodes, versions and `headgate who`."""
+    assert Principals().shown("alice") == "#4deaec0cce54da89"
     assert Principals().shown("\ud800") != Principals().shown("alice")
-    with pytest.raises(UsageError):
-        Principals(secret=b"x" * (LONGEST_SECRET + 1))

@@ -1,4 +1,4 @@
-"""What principals ask for is counted in a bounded sample that is the same wherever they ask."""
+"""Usage by principal, counted in a bounded sample that is the same in every worker."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ BEGIN = 1_800_000_000_000_000
 MINUTELY = Quota(5, MINUTE_US)
 
 
-def asked(
+def record(
     use: PrincipalUse, quota: Quota = MINUTELY, *, rule: str = "orders", names: Iterable[str] = (), **units: int
 ) -> None:
-    """Let principals ask for so many units, or each of many for one."""
+    """Record the units of principals, and one unit for each of `names`."""
     for principal, cost in (dict.fromkeys(names, 1) | units).items():
         use.record((Limit(f"{rule}@user|{quota.shape}", principal, quota),), cost)
 
 
 def taken(use: PrincipalUse, now: int) -> list[WindowUse]:
-    """Let time pass, and return what is ready then."""
+    """Let time pass; return the windows that are ready."""
     use.second(now)
     return use.take()
 
 
-def test_a_window_is_handed_on_when_it_is_over() -> None:
+def test_a_window_is_returned_when_it_has_ended() -> None:
     use = PrincipalUse(now=BEGIN)
-    asked(use, ada=3, bob=1)
-    asked(use, ada=2)
+    record(use, ada=3, bob=1)
+    record(use, ada=2)
     assert taken(use, BEGIN + MINUTE_US - 1) == []
     (window,) = taken(use, BEGIN + MINUTE_US)
     assert (window.rule, window.window_us, window.limit, window.at, window.level) == ("orders", MINUTE_US, 5, BEGIN, 0)
     assert sorted(window.principals.values()) == [1, 5]
-    assert taken(use, BEGIN + 2 * MINUTE_US) == []  # nobody asked
+    assert taken(use, BEGIN + 2 * MINUTE_US) == []  # without requests
 
 
-def test_a_long_window_is_handed_on_every_minute() -> None:
+def test_a_long_window_is_returned_every_minute() -> None:
     use, daily = PrincipalUse(now=BEGIN), Quota(5, 1440 * MINUTE_US)
-    asked(use, daily, ada=3)
+    record(use, daily, ada=3)
     (first,) = taken(use, BEGIN + MINUTE_US)
-    asked(use, daily, ada=4)
+    record(use, daily, ada=4)
     (second,) = taken(use, BEGIN + 2 * MINUTE_US)
     assert (first.at, list(first.principals)) == (second.at, list(second.principals))
     assert [*first.principals.values(), *second.principals.values()] == [3, 4]
@@ -60,20 +60,20 @@ def test_each_of_several_limits_is_counted() -> None:
     assert {window.rule: list(window.principals.values()) for window in found} == {"one": [7], "two": [7]}
 
 
-def test_those_with_another_limit_are_counted_apart_and_other_rules_go_on_with_the_window() -> None:
+def test_each_limit_of_a_rule_has_its_own_counts_which_survive_a_reload() -> None:
     use = PrincipalUse(now=BEGIN)
-    asked(use, ada=1)
-    asked(use, Quota(50, MINUTE_US), gold=2)
-    asked(use, Quota(5, MINUTE_US), ada=1)  # the rules were loaded again
+    record(use, ada=1)
+    record(use, Quota(50, MINUTE_US), gold=2)
+    record(use, Quota(5, MINUTE_US), ada=1)  # the rules were loaded again
     found = {window.limit: list(window.principals.values()) for window in use.take(everything=True)}
     assert found == {5: [2], 50: [2]}
 
 
-def test_two_workers_have_the_same_sample_however_much_each_of_them_sees() -> None:
+def test_workers_with_different_traffic_sample_the_same_principals() -> None:
     names = [f"user-{number}" for number in range(4000)]
     busy, calm = PrincipalUse(most=100, now=BEGIN), PrincipalUse(most=100, now=BEGIN)
-    asked(busy, names=names)
-    asked(calm, names=names[:150])
+    record(busy, names=names)
+    record(calm, names=names[:150])
     (many,), (few,) = busy.take(everything=True), calm.take(everything=True)
     assert 20 < len(many.principals) <= 100
     assert many.level > few.level > 0
@@ -83,11 +83,11 @@ def test_two_workers_have_the_same_sample_however_much_each_of_them_sees() -> No
     assert 0.6 < (len(many.principals) << many.level) / len(names) < 1.6
 
 
-def test_the_sample_grows_again_when_fewer_ask_and_is_another_one_in_each_window() -> None:
+def test_the_sample_grows_again_and_differs_in_each_window() -> None:
     use, samples = PrincipalUse(most=50, now=BEGIN), []
     for window in range(12):
         names = [f"user-{number}" for number in range(1000 if window < 3 else 10)]
-        asked(use, names=names)
+        record(use, names=names)
         samples += taken(use, BEGIN + (window + 1) * MINUTE_US)
     levels = [window.level for window in samples]
     assert max(levels) == levels[2] >= 4
@@ -95,22 +95,22 @@ def test_the_sample_grows_again_when_fewer_ask_and_is_another_one_in_each_window
     assert not samples[0].principals.keys() & samples[1].principals.keys()
 
 
-def test_a_sample_in_which_nobody_asked_is_told_as_well() -> None:
-    """Others may have looked at principals that this worker passed over."""
+def test_an_empty_sample_is_reported_too() -> None:
+    """Other workers may have seen principals outside this sample."""
     use = PrincipalUse(most=20, now=BEGIN)
-    asked(use, names=[f"user-{number}" for number in range(1000)])
+    record(use, names=[f"user-{number}" for number in range(1000)])
     (window,) = taken(use, BEGIN + MINUTE_US)
     (quiet,) = taken(use, BEGIN + 2 * MINUTE_US)
     assert quiet.level >= window.level - 1 > 0
     assert quiet.principals == {}
 
 
-def test_of_short_windows_one_in_each_minute_is_looked_at_the_same_everywhere() -> None:
+def test_of_short_windows_one_in_each_minute_is_measured_the_same_everywhere() -> None:
     quota, windows = Quota(5, 7_000_000), []
     workers = PrincipalUse(now=BEGIN), PrincipalUse(now=BEGIN)
     for second in range(7 * 60):
         for use in workers:
-            asked(use, quota, ada=1)
+            record(use, quota, ada=1)
             windows += taken(use, BEGIN + (second + 1) * 1_000_000)
     assert passed_over(7_000_000) == 9
     begins = Counter(window.at for window in windows)
@@ -119,16 +119,16 @@ def test_of_short_windows_one_in_each_minute_is_looked_at_the_same_everywhere() 
     assert all(sum(window.principals.values()) <= 7 for window in windows)
 
 
-def test_what_would_need_too_much_memory_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_measured_limits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(principal_use, "MOST_SERIES", 20)
     use = PrincipalUse(now=BEGIN)
     for limit in range(1, 20):
-        asked(use, Quota(limit, MINUTE_US), ada=1)
+        record(use, Quota(limit, MINUTE_US), ada=1)
     assert len(use.take(everything=True)) == principal_use.MOST_LIMITS
     for number in range(30):
-        asked(use, rule=f"rule{number}", ada=1)
+        record(use, rule=f"rule{number}", ada=1)
     for quota in (Quota(1, 400 * 1440 * MINUTE_US), Quota.one_off(5)):
-        asked(use, quota, rule="long", ada=1)
+        record(use, quota, rule="long", ada=1)
     use.record((Limit(f"override|{MINUTELY.shape}", "a", MINUTELY),), 1)
     assert len(use.take(everything=True)) == 20 - principal_use.MOST_LIMITS
 
@@ -143,20 +143,22 @@ def test_long_principals_are_counted_by_their_digest() -> None:
 class TestFiles:
     USE = WindowUse("orders", MINUTE_US, 5, BEGIN, 0, {7: 1})
 
-    def test_what_workers_leave_is_read_once(self, tmp_path: Path) -> None:
+    def test_records_of_workers_are_read_once(self, tmp_path: Path) -> None:
         USES.leave(tmp_path, 0, [self.USE])
         USES.leave(tmp_path, 1, [self.USE, self.USE])
         USES.leave(tmp_path, 1, [])
         assert list(USES.left_in(tmp_path)) == [self.USE] * 3
         assert list(USES.left_in(tmp_path)) == []
 
-    def test_when_nobody_reads_no_more_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unread_files_are_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("headgate.observe.workers.MOST_FILES", 3)
         for _ in range(9):
             USES.leave(tmp_path, 0, [self.USE])
         assert len(list(USES.left_in(tmp_path))) == 3
 
-    def test_what_cannot_be_written_or_read_is_said(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_files_that_cannot_be_written_or_read_are_logged(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         USES.leave(tmp_path / "gone", 0, [self.USE])
         (tmp_path / "0-1.use").write_bytes(b"\xc1 not that")
         assert list(USES.left_in(tmp_path)) == []

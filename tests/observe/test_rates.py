@@ -1,4 +1,4 @@
-"""Rates: what changes between looks at the counters of a service, in bounded size."""
+"""Rates: changes between readings of a service's counters, in bounded size."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from headgate.observe.metrics import Metric
 from headgate.observe.rates import LOOK_US, MOST_KEYS, MOST_RULES, STEPS, Figures, Point, Rates, RateWatch
 from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED, RuleSeries
 from headgate.observe.table import LONGEST_VALUE
-from headgate.observe.workers import Slots
+from headgate.observe.workers import CounterFiles
 
 NOON = 1_800_000_000_000_000
 LARGEST = 64 * 1024
 
 
 class Node:
-    """The counters of some workers, and who looks at them."""
+    """The counters of some workers, and a watch."""
 
     def __init__(self, folder: Path) -> None:
-        self._slots, self._reading, self.now = Slots(folder), Slots(folder), NOON
-        self.workers = [self._slots.open(0)]
+        self._files, self._reading, self.now = CounterFiles(folder), CounterFiles(folder), NOON
+        self.workers = [self._files.open(0)]
         self.hot = HotList()
         self._watch = RateWatch(self._reading.read, lambda: msgspec.json.encode(self.hot), "memory", lambda: self.now)
 
@@ -39,14 +39,14 @@ class Node:
             series.count(rule, outcome)
 
     def look(self, times: int = 1) -> Figures:
-        """Look, as often as that, at the ends of the next intervals."""
+        """Read at the end of each of the next intervals."""
         for _ in range(times):
             self.now += LOOK_US
             found = self._watch.look()
         return found
 
     def start(self) -> None:
-        self.workers.append(self._slots.open(len(self.workers)))
+        self.workers.append(self._files.open(len(self.workers)))
 
     def close(self) -> None:
         self._reading.close()
@@ -63,7 +63,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def test_rates_are_of_the_last_five_seconds_and_requests_count_once(node: Node) -> None:
     node.counts(metrics.DECISION_DURATION, "before", times=1000)
-    assert node.look().rates == Rates(), "what was counted before the first look is of no known time"
+    assert node.look().rates == Rates(), "counts before the first reading have no known time"
     node.counts(metrics.DECISION_DURATION, "orders", times=22)
     node.counts(metrics.PEEKS, times=2)
     node.counts(metrics.UNLIMITED, "denied", times=5)
@@ -86,7 +86,7 @@ def test_rates_are_of_the_last_five_seconds_and_requests_count_once(node: Node) 
     assert (quiet.rates, quiet.rules) == (Rates(), ())
 
 
-def test_workers_add_up_also_those_that_start_later_or_end(node: Node) -> None:
+def test_workers_that_start_later_or_end_are_included(node: Node) -> None:
     node.counts(metrics.BUILD, "1.0", "3.13")
     assert node.look().workers == 1
     node.start()
@@ -115,7 +115,7 @@ def test_history_has_a_point_for_each_five_seconds_of_ten_minutes(node: Node) ->
     assert {later.at - each.at for each, later in zip(found.history, found.history[1:], strict=False)} == {5}
 
 
-def test_circuits_enforcement_and_broken_configuration_are_those_of_workers_that_live(node: Node) -> None:
+def test_circuits_enforcement_and_broken_configuration_are_those_of_live_workers(node: Node) -> None:
     node.counts(metrics.ENFORCEMENT)
     found = node.look()
     assert (found.circuits, found.troubled_since, found.enforcing, found.broken) == ({}, 0, True, ())
@@ -129,7 +129,7 @@ def test_circuits_enforcement_and_broken_configuration_are_those_of_workers_that
     assert (found.enforcing, found.broken) == (False, ("identity", "rules"))
 
 
-def test_what_is_written_is_bounded_with_10000_rules_of_long_names_and_hot_keys(node: Node) -> None:
+def test_figures_are_bounded_with_10000_rules_of_long_names_and_hot_keys(node: Node) -> None:
     node.look(2 * STEPS + 2)
     names = [f"{number:05}{'r' * LONGEST_VALUE}" for number in range(10_000)]
     for number, name in enumerate(names):

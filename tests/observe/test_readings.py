@@ -1,4 +1,4 @@
-"""What others count: shown with the rest, and going on where a predecessor stopped."""
+"""Metrics of other parts of the process: exported with the others, and continued after a predecessor."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from headgate.engine import AsyncEngine
 from headgate.live import Live
 from headgate.observe.metrics import CIRCUIT_STATE, CONNECTIONS, RULES_REVISION, STORE_CALLS
-from headgate.observe.readings import Reading, of_number, of_snapshot
+from headgate.observe.readings import of_number, of_snapshot
 from headgate.observe.recorder import Recorder
-from headgate.observe.workers import Slots
+from headgate.observe.workers import CounterFiles
 from headgate.policy.changing import BodyChange
 from headgate.policy.loading import load
 from headgate.policy.model import Ruleset
@@ -33,9 +33,9 @@ rules:
 REQUEST = Request({"user": "ada"}, "/single")
 
 
-def test_a_counter_goes_on_where_a_predecessor_stopped_and_a_gauge_does_not(tmp_path: Path) -> None:
+def test_a_counter_continues_that_of_a_predecessor_and_a_gauge_does_not(tmp_path: Path) -> None:
     for generation in (1, 2, 3):
-        recorder = Recorder(Slots(tmp_path), 0)
+        recorder = Recorder(CounterFiles(tmp_path), 0)
         recorder.add(of_number(STORE_CALLS, lambda: 10))
         recorder.add(of_number(CONNECTIONS, lambda: 4))
         recorder.publish()
@@ -48,13 +48,13 @@ def test_a_counter_goes_on_where_a_predecessor_stopped_and_a_gauge_does_not(tmp_
 
 
 def test_a_revision_is_shown_once_it_is_in_force(tmp_path: Path) -> None:
-    """Who sees it in the metrics is answered by its rules."""
+    """The revision in the metrics is the one that decides."""
     writer, source = SnapshotWriter(tmp_path, "somewhere"), SnapshotSource(tmp_path)
     writer.write(Whole(1, {"version": 1, "rules": []}))
     meanwhile = []
 
     def shown() -> int | tuple[int, ...]:
-        return next(each.value for each in read() if each.metric is RULES_REVISION)
+        return next(value for metric, _, value in read() if metric is RULES_REVISION)
 
     def compiled(rules: Ruleset, version: int) -> Ruleset:
         if version > 1:
@@ -68,10 +68,10 @@ def test_a_revision_is_shown_once_it_is_in_force(tmp_path: Path) -> None:
     assert (meanwhile, shown()) == ([1], 2)
 
 
-def test_what_two_say_about_the_same_is_merged() -> None:
+def test_readings_of_the_same_series_are_merged() -> None:
     recorder = Recorder()
     for calls, state in ((10, 2), (5, 0)):
-        readings = Reading(STORE_CALLS, (), calls), Reading(CIRCUIT_STATE, ("",), state)
+        readings = (STORE_CALLS, (), calls), (CIRCUIT_STATE, ("",), state)
         recorder.add(lambda readings=readings: readings)  # type: ignore[misc]
     recorder.publish()
     text = recorder.metrics()[1]
@@ -81,7 +81,7 @@ def test_what_two_say_about_the_same_is_merged() -> None:
 
 
 def test_the_process_is_shown() -> None:
-    recorder = Recorder(slot=7)
+    recorder = Recorder(worker=7)
     recorder.publish()
     text = recorder.metrics()[1]
     assert value(text, "headgate_process_cpu_seconds_total", worker="7") > 0
@@ -93,7 +93,7 @@ def test_the_process_is_shown() -> None:
     recorder.close()
 
 
-def test_rules_are_shown_with_how_loading_them_went(tmp_path: Path) -> None:
+def test_rules_and_their_loading_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"
     path.write_text(RULES)
 
@@ -126,14 +126,14 @@ async def test_a_store_is_shown_with_its_batches_and_its_outage(own_redis: Redis
         recorder.refresh()
         return value(recorder.metrics()[1], f"headgate_store_{name}", **labels)
 
-    def decided_at_once() -> bool:
+    def is_degraded() -> bool:
         recorder.refresh()
         labels = frozenset({("mode", "local"), ("reason", "circuit_open")})
         return ("headgate_store_degraded_total", labels) in samples(recorder.metrics()[1])
 
     async with AsyncEngine(load(RULES), store=own_redis.address) as engine:
         decisions = Decisions(engine, recorder)
-        await asyncio.gather(*[decisions.check(REQUEST) for _ in range(100)])
+        await asyncio.gather(*[decisions.engine.check(REQUEST) for _ in range(100)])
         assert shown("calls_total") == 100
         assert shown("questions_total") == 100
         assert 1 <= shown("batches_total") < 50
@@ -142,25 +142,25 @@ async def test_a_store_is_shown_with_its_batches_and_its_outage(own_redis: Redis
         assert shown("circuit_state", shard="") == 0
         own_redis.stop()
         while not shown("circuit_openings_total"):
-            await decisions.check(REQUEST)
+            await decisions.engine.check(REQUEST)
         assert shown("circuit_state", shard="") == 2
-        await asked_until(decisions, decided_at_once, "nobody waits for it")
+        await check_until(decisions, is_degraded, "the circuit decides")
         assert value(recorder.metrics()[1], "headgate_rule_degraded_total", rule="single") >= 1
     recorder.close()
 
 
-def test_a_process_that_can_open_no_more_files_goes_on_counting(tmp_path: Path) -> None:
+def test_a_process_without_free_file_descriptors_continues_to_count(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from headgate.observe.recorder import Recorder
-from headgate.observe.workers import Slots
-recorder = Recorder(Slots(sys.argv[1]), 0)
+from headgate.observe.workers import CounterFiles
+recorder = Recorder(CounterFiles(sys.argv[1]), 0)
 recorder.metrics()
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-recorder._hot.denied("orders", "ada", 100)
+recorder._hot.add_denial("orders", "ada", 100)
 recorder.publish()
-recorder.called("check", "denied", 1000)
+recorder.record_call("check", "denied", 1000)
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
 sys.stdout.buffer.write(recorder.metrics()[1])
 """
@@ -170,9 +170,9 @@ sys.stdout.buffer.write(recorder.metrics()[1])
     assert b"Too many open files" in done.stderr
 
 
-def test_a_gauge_that_nobody_speaks_of_any_more_is_0() -> None:
+def test_a_gauge_without_a_reading_becomes_0() -> None:
     recorder, states = Recorder(), {"a": 2, "b": 2}
-    recorder.add(lambda: [Reading(CIRCUIT_STATE, (shard,), state) for shard, state in states.items()])
+    recorder.add(lambda: [(CIRCUIT_STATE, (shard,), state) for shard, state in states.items()])
     recorder.publish()
     del states["a"]
     recorder.publish()
@@ -183,26 +183,22 @@ def test_a_gauge_that_nobody_speaks_of_any_more_is_0() -> None:
 
 
 def circuits(recorder: Recorder) -> dict[str, float]:
-    """Return the circuits of an engine as they are shown, which is what the alert `HeadgateStoreAway` looks at."""
+    """Return the circuits in the metrics, as in the expression of the alert `HeadgateStoreAway`."""
     recorder.refresh()
-    shown = samples(recorder.metrics()[1])
-    return {
-        dict(labels)["shard"]: number
-        for (name, labels), number in shown.items()
-        if name == "headgate_store_circuit_state"
-    }
+    shown = samples(recorder.metrics()[1]).items()
+    return {dict(labels)["shard"]: state for (name, labels), state in shown if name == "headgate_store_circuit_state"}
 
 
-async def asked_until(decisions: Decisions, seen: Callable[[], bool], what: str) -> None:
-    """Ask about many users, again and again, until something is seen."""
+async def check_until(decisions: Decisions, seen: Callable[[], bool], what: str) -> None:
+    """Check many users repeatedly until something is seen."""
     give_up = time.monotonic() + 60
     while not seen():
         assert time.monotonic() < give_up, what
-        await asyncio.gather(*[decisions.check(Request({"user": f"u{each}"}, "/single")) for each in range(50)])
+        await asyncio.gather(*[decisions.engine.check(Request({"user": f"u{each}"}, "/single")) for each in range(50)])
         await asyncio.sleep(0.01)
 
 
-def test_the_circuit_of_a_server_that_left_its_cluster_is_not_shown_as_open() -> None:
+def test_the_circuit_of_a_removed_cluster_node_is_not_open() -> None:
     recorder = Recorder()
 
     async def main(cluster: RedisCluster) -> None:
@@ -210,20 +206,20 @@ def test_the_circuit_of_a_server_that_left_its_cluster_is_not_shown_as_open() ->
         async with AsyncEngine(load(RULES), store=address) as engine:
             decisions, gone = Decisions(engine, recorder), cluster.primaries[0]
             shard = f"redis://127.0.0.1:{gone.port}"
-            await asked_until(decisions, lambda: len(circuits(recorder)) == 3, "all are asked")
+            await check_until(decisions, lambda: len(circuits(recorder)) == 3, "all nodes are called")
             with cluster.alert():
                 gone.stop()
-                await asked_until(decisions, lambda: circuits(recorder)[shard] == 2, "its circuit opens")
-                await asked_until(decisions, lambda: len(circuits(recorder)) == 4, "its replica takes its place")
-            await asked_until(decisions, lambda: set(circuits(recorder).values()) == {0}, "the alert clears")
+                await check_until(decisions, lambda: circuits(recorder)[shard] == 2, "its circuit opens")
+                await check_until(decisions, lambda: len(circuits(recorder)) == 4, "its replica takes its place")
+            await check_until(decisions, lambda: set(circuits(recorder).values()) == {0}, "the alert clears")
 
     with redis_cluster(3, 1) as cluster:
         asyncio.run(main(cluster))
     recorder.close()
 
 
-def test_the_circuit_of_servers_that_were_not_known_is_not_shown_as_open_when_they_are() -> None:
-    """The service was started first, and the cluster came later."""
+def test_the_circuit_of_an_undiscovered_cluster_closes_after_discovery() -> None:
+    """The service starts before the cluster."""
     recorder = Recorder()
 
     async def main(cluster: RedisCluster) -> None:
@@ -232,11 +228,11 @@ def test_the_circuit_of_servers_that_were_not_known_is_not_shown_as_open_when_th
         address = cluster.address_with(*cluster.nodes, options="timeout=1&connect_timeout=1")
         async with AsyncEngine(load(RULES), store=address) as engine:
             decisions = Decisions(engine, recorder)
-            await asked_until(decisions, lambda: circuits(recorder) == {"": 2}, "nobody is there")
+            await check_until(decisions, lambda: circuits(recorder) == {"": 2}, "no node is reachable")
             for node in cluster.nodes:
                 node.start()
-            await asked_until(decisions, lambda: len(circuits(recorder)) == 4, "all are there")
-            await asked_until(decisions, lambda: set(circuits(recorder).values()) == {0}, "the alert clears")
+            await check_until(decisions, lambda: len(circuits(recorder)) == 4, "all nodes are called")
+            await check_until(decisions, lambda: set(circuits(recorder).values()) == {0}, "the alert clears")
 
     with redis_cluster(3, 0) as cluster:
         asyncio.run(main(cluster))

@@ -1,4 +1,4 @@
-"""Spans on their way out, by OTLP over HTTP."""
+"""Spans, exported by OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ def collector() -> Iterator[Collector]:
         yield made
 
 
-def test_spans_are_sent_where_the_environment_says(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_are_sent_to_the_endpoint_of_the_environment(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
     tracing = Tracing()
     with tracing.call("POST /check", [], {"http.request.method": "POST"}) as span:
-        span.note("http.response.status_code", 200)
+        span.set_attribute("http.response.status_code", 200)
     tracing.close()
     assert [span.name for span in collector.spans()] == ["POST /check"]
     (sent,) = collector.sent()
@@ -30,7 +32,7 @@ def test_spans_are_sent_where_the_environment_says(collector: Collector, monkeyp
     assert names["service.name"] == "headgate"
 
 
-def test_without_opentelemetry_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_opentelemetry_is_an_error_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise ModuleNotFoundError("No module named 'opentelemetry'", name="opentelemetry")
 

@@ -40,7 +40,7 @@ def openai(decision: Decision, _: int) -> Fields:
 
 
 def draft_7(decision: Decision, _: int) -> Fields:
-    """The IETF's fields as they once were."""
+    """The IETF's fields of an earlier draft."""
     found = f"limit={decision.limit}, remaining={decision.remaining}, reset={seconds(decision.reset_after_us)}"
     return [("RateLimit", found), ("RateLimit-Policy", f"{decision.limit};w={seconds(decision.quota.window_us)}")]
 
@@ -71,12 +71,12 @@ class Server:
         return Incoming(200 if decision.allowed else 429, fields, None)
 
     def take(self, now: int) -> None:
-        """Count a request of somebody else, if it passes."""
+        """Count a request of another client, if it passes."""
         self.state, _ = self.quota.step(self.state, 1, now + self.skew_us)
 
 
 class Ticket:
-    """A place in a line, in virtual time."""
+    """A ticket of a queue, in virtual time."""
 
     def __init__(self, world: World) -> None:
         self._world, self._called = world, False
@@ -132,10 +132,10 @@ class World:
         return self.time - START + SECOND
 
     def wait(self, *_: object) -> None:
-        raise AssertionError("nobody blocks here")
+        raise AssertionError("no flow blocks")
 
     async def wait_async(self, *_: object) -> None:
-        raise AssertionError("nobody waits here")
+        raise AssertionError("no flow waits")
 
     def at(self, ticks: int, do: Callable[[], None]) -> None:
         heapq.heappush(self.events, (max(ticks, self.ticks()), next(self._numbers), do))
@@ -147,7 +147,7 @@ class World:
         return self.random.randrange(self.longest_us // 4, self.longest_us)
 
     def run(self, most_events: int = 2_000_000) -> None:
-        """Let everything happen; fail if it does not end."""
+        """Run all events; fail if they do not end."""
         for _ in range(most_events):
             if not self.events:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -46,32 +47,13 @@ SAME = {
     ],
     *[put(form.format(ord(PATH[place])), place, 1) for place in LETTERS for form in ("%{:02x}", "%{:02X}")],
 }
+ODD = "%00 %0a %0D %7F %3b %3Bx # #/x % %4 %zz %u0041"
 REFUSED = {
     *[put(text, place, 1) for place in SLASHES for text in ("%2f", "%2F", "%5c", "%5C", "\\", "/..\\", "/%2f")],
     *[put(text, place, 1) for place in SLASHES for text in ("/../", "/%2e%2E/", "/.%2e/", "/%2e./", "/..;/", "/.;/")],
     *[put(text, place, 1) for place in SLASHES for text in ("/..;a=b/", "/%2e%2e;/", "/%252e/", "/%c0%ae/", "/%c0%af")],
     *[put(f"%25{ord(PATH[place]):02x}", place, 1) for place in LETTERS],
-    *[
-        put(text, place)
-        for place in (SLASHES[1], len(PATH))
-        for text in (
-            "%00",
-            "\0",
-            "%0a",
-            "%0D",
-            "\t",
-            "\x7f",
-            "%7F",
-            "%3b",
-            "%3Bx",
-            "#",
-            "#/x",
-            "%",
-            "%4",
-            "%zz",
-            "%u0041",
-        )
-    ],
+    *[put(text, place) for place in (SLASHES[1], len(PATH)) for text in ("\0", "\t", "\x7f", *ODD.split())],
     *[
         put(text, len(PATH))
         for text in ("%ff", "%E9", "%25%34%31", "%2%35", ";%2f..", ";%00", ";\\", "\ud800", "%ED%A0%80")
@@ -95,21 +77,26 @@ def test_the_corpus_is_large() -> None:
     assert len(SAME | REFUSED) == len(SAME) + len(REFUSED) > 200
 
 
-@pytest.mark.parametrize("path", sorted(SAME))
-def test_a_spelling_of_a_path_hits_its_rule_and_counts_in_the_same_place(path: str) -> None:
-    assert POLICY.select(Request(endpoint=path), 0) == POLICY.select(Request(endpoint=PATH), 0)
-    assert POLICY.select(Request(endpoint=path), 0).enforced.plan[0].principal == PATH
+def test_a_spelling_of_a_path_hits_its_rule_and_counts_in_the_same_place() -> None:
+    for path in sorted(SAME):
+        selection = POLICY.select(Request(endpoint=path), 0)
+        assert selection == POLICY.select(Request(endpoint=PATH), 0), path
+        assert selection.enforced.plan[0].principal == PATH, path
 
 
-@pytest.mark.parametrize("path", sorted(REFUSED))
-def test_what_servers_may_read_differently_is_refused(path: str) -> None:
-    with pytest.raises(InvalidRequest):
-        POLICY.select(Request(endpoint=path), 0)
+def test_ambiguous_paths_are_refused() -> None:
+    def is_refused(path: str) -> bool:
+        try:
+            POLICY.select(Request(endpoint=path), 0)
+        except InvalidRequest:
+            return True
+        return False
+
+    assert [path for path in REFUSED if not is_refused(path)] == []
 
 
-@pytest.mark.parametrize(
-    ("path", "canonical"),
-    [
+def test_one_documented_behaviour_each() -> None:
+    for path, canonical in (
         ("", "/"),
         ("/", "/"),
         ("//", "/"),
@@ -148,17 +135,14 @@ def test_what_servers_may_read_differently_is_refused(path: str) -> None:
         ("/" + "a" * 1000 + "/a" * (MOST_SEGMENTS - 1), "/" + "a" * 1000 + "/a" * (MOST_SEGMENTS - 1)),
         ("/" + "a" * (LONGEST - 1), "/" + "a" * (LONGEST - 1)),
         ("/a?" + "q" * 2 * LONGEST, "/a"),
-    ],
-)
-def test_one_documented_behaviour_each(path: str, canonical: str) -> None:
-    assert normalised(path) == canonical
+    ):
+        assert normalised(path) == canonical
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
+def test_a_refusal_says_why() -> None:
+    for path, message in (
         ("/a/../b", r"the path '/a/../b' is not accepted: it has a \.\. segment: resolve it first"),
-        ("/a%2fb", "it has %2F, which servers read differently"),
+        ("/a%2fb", "it has %2F, which servers interpret differently"),
         ("/a%5Cb", "it has a backslash"),
         ("/a%zz", "it has a % that encodes nothing: a percent sign is written %25"),
         ("/%2541", "it is encoded twice"),
@@ -166,17 +150,15 @@ def test_one_documented_behaviour_each(path: str, canonical: str) -> None:
         ("/a#b", "it has a #, which is written %23"),
         ("//x/api/login", "'//x/api/login' is not accepted: it begins with //, after which some servers expect a host"),
         ("http:/x/login", "it begins with neither a slash nor http:// and a host"),
-        ("/a" * (MOST_SEGMENTS + 1), "it has 257 segments: 256 are accepted"),
+        ("/a" * (MOST_SEGMENTS + 1), "it has 257 segments: at most 256 are accepted"),
         ("/" + "a" * 1000 + "/a" * MOST_SEGMENTS, "it has 257 segments"),
         ("a/" * MOST_SEGMENTS + "a", "it has 257 segments"),
-        ("/" + "a" * LONGEST, "the path has 8193 characters: 8192 are accepted"),
-        (b"/a", "the endpoint is a path, such as '/api/orders', not b'/a'"),
-        (None, "the endpoint is a path"),
-    ],
-)
-def test_a_refusal_says_why(path: str, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
-        normalised(path)
+        ("/" + "a" * LONGEST, "the path has 8193 characters: at most 8192 are accepted"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            normalised(path)
+    with pytest.raises(InvalidRequest, match="the endpoint must be a path, such as '/api/orders', not b'/a'"):
+        normalised(b"/a")  # type: ignore[arg-type]
 
 
 paths = st.one_of(
@@ -192,33 +174,16 @@ paths = st.one_of(
 
 
 @given(paths)
-def test_the_canonical_form_of_a_canonical_path_is_that_path(path: str) -> None:
-    try:
-        canonical = normalised(path)
-    except InvalidRequest:
-        return
-    assert normalised(canonical) == canonical
-
-
-@given(paths)
-def test_what_takes_a_path_for_an_address_finds_the_same_path(path: str) -> None:
-    """As Python's servers do. What they find there is of the form that we count."""
-    try:
-        canonical = normalised(path)
-    except InvalidRequest:
-        return
-    assert normalised(urlsplit(path).path) == canonical
-
-
-@given(paths)
-def test_what_is_accepted_means_what_it_meant(path: str) -> None:
+def test_an_accepted_path_keeps_its_meaning(path: str) -> None:
     """Decoded once, its segments are those of the path as sent, but for empty ones, dots and parameters."""
-    path = "/" + path.lstrip("/")
-    try:
+    with suppress(InvalidRequest):
         canonical = normalised(path)
-    except InvalidRequest:
-        return
-    sent = [unquote(segment.partition(";")[0]) for segment in path.partition("?")[0].split("/")]
-    assert [unquote(segment) for segment in canonical[1:].split("/")] == [
-        segment for segment in sent if segment not in {"", "."}
-    ] or (canonical == "/" and not {*sent} - {"", "."})
+        assert normalised(canonical) == canonical
+        assert normalised(urlsplit(path).path) == canonical, "as Python's servers find it, which take it for a URL"
+    path = "/" + path.lstrip("/")
+    with suppress(InvalidRequest):
+        canonical = normalised(path)
+        sent = [unquote(segment.partition(";")[0]) for segment in path.partition("?")[0].split("/")]
+        assert [unquote(segment) for segment in canonical[1:].split("/")] == [
+            segment for segment in sent if segment not in {"", "."}
+        ] or (canonical == "/" and not {*sent} - {"", "."})

@@ -1,4 +1,4 @@
-"""Rules on disk: a snapshot and a journal, which one process writes and others read."""
+"""Rules and keys in files that one process writes and others read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from headgate.core.errors import InvalidRule, UsageError
 from headgate.policy import snapshot
 from headgate.policy.changing import BodyChange, put
-from headgate.policy.compiled import Policy
+from headgate.policy.key_file import KEYS, KeySource, SharedKey, write_keys
 from headgate.policy.live import LivePolicy
 from headgate.policy.loading import from_data
-from headgate.policy.request import Request
 from headgate.policy.snapshot import (
     Changes,
     SnapshotReader,
@@ -32,17 +31,16 @@ DOCUMENT: dict[str, Any] = {"version": 1, "rules": [{"id": "a", "quota": "1/s"}]
 GOLD = BodyChange("user", "v", {"tier": "gold"})
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    writer, reader = SnapshotWriter(tmp_path, "somewhere"), SnapshotReader(tmp_path)
+def written(folder: Path) -> tuple[SnapshotWriter, SnapshotReader]:
+    writer, reader = SnapshotWriter(folder, "somewhere"), SnapshotReader(folder)
     writer.write(Whole(3, DOCUMENT))
     assert reader.read() == Whole(3, DOCUMENT)
-    assert reader.changed() is None
+    return writer, reader
 
 
 def test_a_change_of_users_comes_alone(tmp_path: Path) -> None:
-    writer, reader = SnapshotWriter(tmp_path, "somewhere"), SnapshotReader(tmp_path)
-    writer.write(Whole(3, DOCUMENT))
-    reader.read()
+    writer, reader = written(tmp_path)
+    assert reader.changed() is None
     assert writer.append(Changes(4, (GOLD,)))
     assert writer.append(Changes(5, (BodyChange("user", "u", None),)))
     assert reader.changed() == Changes(5, (GOLD, BodyChange("user", "u", None)))
@@ -50,7 +48,7 @@ def test_a_change_of_users_comes_alone(tmp_path: Path) -> None:
     assert SnapshotReader(tmp_path).read() == Whole(5, {**DOCUMENT, "users": {"v": {"tier": "gold"}}})
 
 
-def test_of_a_change_of_a_rule_users_are_not_read_again(tmp_path: Path) -> None:
+def test_unchanged_users_are_not_read_again(tmp_path: Path) -> None:
     writer, source = SnapshotWriter(tmp_path, "somewhere"), SnapshotSource(tmp_path)
     writer.write(Whole(3, DOCUMENT))
     before = source.read()
@@ -63,27 +61,25 @@ def test_of_a_change_of_a_rule_users_are_not_read_again(tmp_path: Path) -> None:
     assert found.users["u"] is before.users["u"]
 
 
-def test_a_change_that_users_do_not_go_with_changes_nothing_and_the_next_one_comes_whole(tmp_path: Path) -> None:
+def test_an_invalid_change_changes_nothing_and_the_next_read_is_complete(tmp_path: Path) -> None:
     writer, source = SnapshotWriter(tmp_path, "somewhere"), SnapshotSource(tmp_path)
-    writer.write(Whole(3, {**DOCUMENT, "users": {"u": {"overrides": {"a": {"limit": 2}}}}}))
+    writer.write(Whole(3, DOCUMENT))
     source.read()
-    writer.append(Changes(4, (GOLD, BodyChange("rule", "a", None))))
-    with pytest.raises(InvalidRule, match="no rule 'a'"):
+    writer.append(Changes(4, (GOLD, BodyChange("rule", "a", {"quota": "soon"}))))
+    with pytest.raises(InvalidRule, match="soon"):
         source.changed()
     assert source.changed() is None
-    writer.append(Changes(5, (BodyChange("user", "u", None),)))
+    writer.append(Changes(5, (BodyChange("rule", "a", {"quota": "2/s"}),)))
     found = source.changed()
     assert found is not None
     assert found == from_data(SnapshotReader(tmp_path).read().document)
-    assert set(found.users) == {"v"}
+    assert set(found.users) == {"u", "v"}
 
 
-def test_a_damaged_line_is_said_once_and_what_comes_before_it_counts(tmp_path: Path) -> None:
-    writer, reader = SnapshotWriter(tmp_path, "somewhere"), SnapshotReader(tmp_path)
-    writer.write(Whole(3, DOCUMENT))
-    reader.read()
+def test_a_damaged_line_is_reported_once_and_earlier_lines_count(tmp_path: Path) -> None:
+    writer, reader = written(tmp_path)
     writer.append(Changes(4, (GOLD,)))
-    with (tmp_path / snapshot.JOURNAL).open("ab") as journal:
+    with (tmp_path / snapshot.RULES).open("ab") as journal:
         journal.write(b'{"damaged\n[7,[["user","w",{}]]]\n')
     assert reader.changed() == Changes(4, (GOLD,))
     with pytest.raises(InvalidRule, match="is damaged after revision 4"):
@@ -96,12 +92,12 @@ def test_a_damaged_line_is_said_once_and_what_comes_before_it_counts(tmp_path: P
     assert reader.changed() == Whole(8, DOCUMENT)
 
 
-def test_who_resumes_with_a_damaged_journal_writes_what_is_good_of_it_anew(tmp_path: Path) -> None:
+def test_a_writer_that_resumes_repairs_a_damaged_journal(tmp_path: Path) -> None:
     writer = SnapshotWriter(tmp_path, "somewhere")
     writer.write(Whole(3, DOCUMENT))
     writer.append(Changes(4, (GOLD,)))
     for rubbish in (b"{}\n", b"half a line"):
-        with (tmp_path / snapshot.JOURNAL).open("ab") as journal:
+        with (tmp_path / snapshot.RULES).open("ab") as journal:
             journal.write(rubbish)
         resumed = SnapshotWriter(tmp_path, "somewhere")
         assert resumed.resume() == 4
@@ -110,11 +106,9 @@ def test_who_resumes_with_a_damaged_journal_writes_what_is_good_of_it_anew(tmp_p
     assert SnapshotReader(tmp_path).read() == Whole(5, {**DOCUMENT, "users": {"v": {"tier": "gold"}}})
 
 
-def test_files_that_are_gone_are_said_to_be_once(tmp_path: Path) -> None:
-    writer, reader = SnapshotWriter(tmp_path, "somewhere"), SnapshotReader(tmp_path)
-    writer.write(Whole(3, DOCUMENT))
-    reader.read()
-    (tmp_path / snapshot.WHOLE).unlink()
+def test_missing_files_are_reported_once(tmp_path: Path) -> None:
+    writer, reader = written(tmp_path)
+    (tmp_path / snapshot.RULES).unlink()
     with pytest.raises(InvalidRule, match="No such file"):
         reader.changed()
     assert reader.changed() is None
@@ -123,12 +117,10 @@ def test_files_that_are_gone_are_said_to_be_once(tmp_path: Path) -> None:
     assert reader.changed() == Whole(4, DOCUMENT)
 
 
-def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_file_unchanged(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk: both cut off what is written."""
-    writer, reader = SnapshotWriter(tmp_path, "somewhere"), SnapshotReader(tmp_path)
-    writer.write(Whole(3, DOCUMENT))
-    reader.read()
-    size = (tmp_path / snapshot.WHOLE).stat().st_size
+    writer, reader = written(tmp_path)
+    size = (tmp_path / snapshot.RULES).stat().st_size
     handled = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, limits[1]))
@@ -149,18 +141,22 @@ def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path) -> None:
     assert reader.changed() == Whole(4, DOCUMENT)
 
 
-def test_a_journal_that_is_full_is_put_into_the_whole(tmp_path: Path) -> None:
+def test_a_full_journal_is_merged_into_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "MOST_CHANGES", 200)
     writer, reader = SnapshotWriter(tmp_path, "somewhere"), SnapshotReader(tmp_path)
+    assert not writer.append(Changes(4, (GOLD,)))  # there is none yet
     writer.write(Whole(3, DOCUMENT))
     reader.read()
-    assert writer.compact(Changes(4, (GOLD,)))
-    expected = Whole(4, {**DOCUMENT, "users": {"u": {"tier": "gold"}, "v": {"tier": "gold"}}})
-    assert reader.changed() == expected
-    (tmp_path / snapshot.JOURNAL).unlink()
-    assert not writer.compact(Changes(5, (GOLD,)))
+    for revision in range(4, 15):
+        assert writer.append(Changes(revision, (GOLD,)))
+        assert (tmp_path / snapshot.RULES).stat().st_size <= 500
+    document = {**DOCUMENT, "users": {"u": {"tier": "gold"}, "v": {"tier": "gold"}}}
+    assert reader.changed() == SnapshotReader(tmp_path).read() == Whole(14, document)
+    (tmp_path / snapshot.RULES).unlink()
+    assert not writer.append(Changes(15, (GOLD,)))
 
 
-def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     own = snapshot_folder("sqlite:///a", str(tmp_path))
     assert own == snapshot_folder("sqlite:///a", str(tmp_path))
     assert own != snapshot_folder("sqlite:///b", str(tmp_path))
@@ -174,66 +170,28 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
         snapshot_folder("sqlite:///a", str(tmp_path))
 
 
-def test_a_folder_that_cannot_be_made_is_said_to_be_that(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"cannot be made.*--data-dir"):
+    with pytest.raises(UsageError, match=r"cannot be created.*--data-dir"):
         snapshot_folder("sqlite:///a", str(tmp_path / "file"))
 
 
-def test_a_new_whole_replaces_the_journal(tmp_path: Path) -> None:
-    writer, reader = SnapshotWriter(tmp_path, "somewhere"), SnapshotReader(tmp_path)
-    writer.write(Whole(3, DOCUMENT))
-    writer.append(Changes(4, (GOLD,)))
-    reader.read()
-    writer.write(Whole(9, {"version": 1, "rules": []}))
-    assert reader.changed() == Whole(9, {"version": 1, "rules": []})
-    writer.append(Changes(10, (GOLD,)))
-    assert reader.changed() == Changes(10, (GOLD,))
-
-
-def test_a_journal_of_another_generation_says_nothing(tmp_path: Path) -> None:
-    writer = SnapshotWriter(tmp_path, "somewhere")
-    writer.write(Whole(3, DOCUMENT))
-    writer.append(Changes(4, (GOLD,)))
-    old = (tmp_path / snapshot.JOURNAL).read_bytes()
-    writer.write(Whole(9, DOCUMENT))
-    (tmp_path / snapshot.JOURNAL).write_bytes(old)  # as between the two renames
-    assert SnapshotReader(tmp_path).read() == Whole(9, DOCUMENT)
-
-
 def test_half_a_line_waits_for_the_other_half(tmp_path: Path) -> None:
-    writer, reader = SnapshotWriter(tmp_path, "somewhere"), SnapshotReader(tmp_path)
-    writer.write(Whole(3, DOCUMENT))
-    reader.read()
-    before = (tmp_path / snapshot.JOURNAL).read_bytes()
+    writer, reader = written(tmp_path)
+    before = (tmp_path / snapshot.RULES).read_bytes()
     writer.append(Changes(4, (GOLD,)))
-    after = (tmp_path / snapshot.JOURNAL).read_bytes()
-    (tmp_path / snapshot.JOURNAL).write_bytes(after[: len(before) + 5])
+    after = (tmp_path / snapshot.RULES).read_bytes()
+    (tmp_path / snapshot.RULES).write_bytes(after[: len(before) + 5])
     assert reader.changed() is None
-    (tmp_path / snapshot.JOURNAL).write_bytes(after)
+    (tmp_path / snapshot.RULES).write_bytes(after)
     assert reader.changed() == Changes(4, (GOLD,))
 
 
-def test_a_full_journal_asks_for_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "LONGEST_JOURNAL", 200)
-    writer = SnapshotWriter(tmp_path, "somewhere")
-    assert not writer.append(Changes(4, (GOLD,)))  # there is none yet
-    writer.write(Whole(3, DOCUMENT))
-    appended = [writer.append(Changes(4 + number, (GOLD,))) for number in range(10)]
-    assert appended[0]
-    assert not appended[-1]
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"form": 2, "generation": "", "revision": 1}', b"\xff"])
-def test_a_damaged_file_is_said_to_be_that(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / snapshot.WHOLE).write_bytes(content)
-    with pytest.raises(InvalidRule, match=r"rules\.json"):
-        SnapshotReader(tmp_path).read()
-
-
-def test_no_file_is_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRule, match="No such file"):
-        SnapshotReader(tmp_path).read()
+def test_a_damaged_file_is_reported(tmp_path: Path) -> None:
+    for content in (b"", b"{", b"[]", b'{"form": 2, "generation": "", "revision": 1}', b"\xff"):
+        (tmp_path / snapshot.RULES).write_bytes(content)
+        with pytest.raises(InvalidRule, match=r"rules\.jsonl"):
+            SnapshotReader(tmp_path).read()
 
 
 _CHANGES = st.builds(
@@ -274,65 +232,50 @@ def _plain(document: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in {**document, "rules": rules}.items() if value}
 
 
-_RULES = {
-    "version": 1,
-    "rules": [
-        {"id": "a", "quota": "10/s", "endpoint": "/a/**"},
-        {"id": "b", "quota": "5/s", "tier": "gold"},
-        {"id": "c", "quota": "7/s", "key_pattern": "u*", "enforce_percent": 50},
-    ],
-    "tiers": {"gold": {"a": {"limit": 100}}, "free": {"a": {"limit": 3}}},
-    "default_tier": "free",
-}
-_OVERRIDES = st.dictionaries(
-    st.sampled_from(["a", "b", "c"]),
-    st.one_of(
-        st.builds(lambda limit: {"limit": limit}, st.integers(1, 9)),
-        st.builds(
-            lambda limit, hour: {"limit": limit, "until": f"2030-01-01T{hour:02}:00:00Z"},
-            st.integers(1, 9),
-            st.integers(0, 23),
-        ),
-    ),
-)
-_NAMES = st.sampled_from(["u1", "u2", "u3", "v"])
-_USERS = st.builds(
-    lambda name, body: BodyChange("user", name, body),
-    _NAMES,
-    st.one_of(
-        st.none(),
-        st.builds(
-            lambda tier, overrides: {"tier": tier, "overrides": overrides},
-            st.sampled_from(["gold", "free"]),
-            _OVERRIDES,
-        ),
-    ),
-)
-_LIMITS = st.builds(
-    lambda limit: BodyChange("rule", "a", {"id": "a", "quota": f"{limit}/s", "endpoint": "/a/**"}), st.integers(1, 99)
-)
-_SETTINGS = st.builds(lambda tier: BodyChange("setting", "default_tier", tier), st.sampled_from(["gold", "free", None]))
-_ASKED = [
-    (Request({"user": name}, path, "GET"), now)
-    for name in ("u1", "u2", "u3", "v", "w")
-    for path in ("/a/1", "/b")
-    for now in (1_893_456_000_000_000, 1_893_500_000_000_000, 1_900_000_000_000_000)  # 2030-01-01 at 0 and 12; 2030-03
-]
+def test_a_policy_follows_the_file(tmp_path: Path) -> None:
+    writer = SnapshotWriter(tmp_path, "somewhere")
+    writer.write(Whole(3, DOCUMENT))
+    live = LivePolicy(SnapshotSource(tmp_path))
+    writer.append(Changes(4, (GOLD, BodyChange("rule", "b", {"quota": "2/s"}))))
+    assert live.refresh(), live.statistics().error
+    assert live.policy.ruleset == from_data(SnapshotReader(tmp_path).read().document)
+    assert live.policy.rules.keys() == {"a", "b"}
 
 
-@given(st.lists(st.lists(st.one_of(_USERS, _USERS, _LIMITS, _SETTINGS), min_size=1, max_size=3), max_size=8))
-def test_a_policy_that_was_renewed_step_by_step_is_one_that_was_made_afresh(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[list[BodyChange]]
-) -> None:
-    folder = tmp_path_factory.mktemp("rules")
-    writer = SnapshotWriter(folder, "somewhere")
-    writer.write(Whole(1, _RULES))
-    live = LivePolicy(SnapshotSource(folder))
-    for revision, step in enumerate(steps, 2):
-        writer.append(Changes(revision, tuple(step)))
-        assert live.refresh(), live.statistics().error
-        fresh = from_data(SnapshotReader(folder).read().document)
-        assert live.policy.ruleset == fresh
-        policy = Policy(fresh)
-        for request, now in _ASKED:  # also fills what a policy remembers, which the next one must not trust
-            assert live.policy.select(request, now) == policy.select(request, now)
+ONE, TWO = SharedKey("one", "1" * 64), SharedKey("two", "2" * 64, 100)
+
+
+def test_keys_are_read_again_when_they_change_or_expire(tmp_path: Path) -> None:
+    now = 0
+    source = KeySource(tmp_path, lambda: now)
+    assert source.read() == ()
+    assert source.changed() is None
+    write_keys(tmp_path, (ONE, TWO))
+    assert source.changed() == (ONE, TWO)
+    assert source.changed() is None
+    now = 100
+    assert source.changed() == (ONE,)
+    assert source.changed() is None
+    write_keys(tmp_path, (TWO,))
+    assert source.changed() == ()
+    (tmp_path / KEYS).unlink()
+    assert source.changed() == ()
+
+
+def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    write_keys(tmp_path, (ONE,))
+    assert (tmp_path / KEYS).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_damaged_file_of_keys_is_reported_once_and_read_again_when_it_changes(tmp_path: Path) -> None:
+    write_keys(tmp_path, (TWO,))
+    now = 0
+    source = KeySource(tmp_path, lambda: now)
+    assert source.read() == (TWO,)
+    (tmp_path / KEYS).write_bytes(b'[{"id":')
+    with pytest.raises(InvalidRule, match="is damaged"):
+        source.changed()
+    now = 100
+    assert source.changed() is None
+    write_keys(tmp_path, (ONE,))
+    assert source.changed() == (ONE,)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -32,42 +35,46 @@ calendars = st.builds(
 )
 
 
-@st.composite
-def written_quotas(draw: st.DrawFn) -> Quota:
-    quota = draw(st.one_of(quotas(), odd_buckets(), calendars))
-    if draw(st.booleans()):
-        calm, warn = sorted((draw(st.integers(1, 100)), draw(st.integers(1, 100))))
-        quota = replace(quota, warn_percent=warn, calm_percent=calm)
-    if quota.algorithm is Algorithm.LEAKY_BUCKET and draw(st.booleans()):
-        quota = replace(quota, queue=True)
-    return quota
+# Strategies are made once, not in functions that draw from them: that takes longer than to draw.
+percents = st.tuples(st.integers(1, 100), st.integers(1, 100)).map(sorted)
+options = st.tuples(st.none() | percents, st.booleans())
 
 
-several = st.lists(written_quotas(), min_size=1, max_size=3, unique_by=lambda quota: quota.shape).map(tuple)
+def assert_golden(lines: list[str], golden: Path) -> None:
+    """Compare word for word with a file. After a change: HEADGATE_GOLDEN=write pytest ..., and read the difference."""
+    if os.environ.get("HEADGATE_GOLDEN") == "write":
+        golden.write_text("".join(lines))
+    assert lines == golden.read_text().splitlines(keepends=True)
 
 
-@st.composite
-def rules(draw: st.DrawFn, rule_id: str, others: list[str]) -> Rule:
-    return Rule(
-        id=rule_id,
-        quotas=draw(several),
-        name=draw(st.one_of(st.just(""), texts)),
-        dimension=draw(st.one_of(names, st.sampled_from(["user+endpoint", "tenant+user+ip"]))),
-        endpoint=draw(st.sampled_from(["**", "/", "/a/*/b", "/a/{id}/**", "/caf%C3%A9"])),
-        methods=draw(st.frozensets(st.sampled_from(["GET", "POST", "NO", "M-SEARCH"]))),
-        tier=draw(st.one_of(st.just(""), tiers)),
-        when=draw(st.dictionaries(names, texts, max_size=2)),
-        shadow=draw(st.booleans()),
-        enabled=draw(st.booleans()),
-        enforce_percent=draw(st.integers(0, 100)),
-        replaces=draw(st.frozensets(st.sampled_from(others))) if others else frozenset(),
-        on_store_failure=draw(st.sampled_from([None, *Mode])),
-        replicas=draw(st.integers(0, 2)),
-        reset_on_change=draw(st.booleans()),
-        created_at=draw(st.sampled_from(["", "2026-01-01T00:00:00Z"])),
-    )
+def with_options(quota: Quota, drawn: tuple[list[int] | None, bool]) -> Quota:
+    levels, queue = drawn
+    if levels is not None:
+        quota = replace(quota, warn_percent=levels[1], calm_percent=levels[0])
+    return replace(quota, queue=True) if queue and quota.algorithm is Algorithm.LEAKY_BUCKET else quota
 
 
+written_quotas = st.builds(with_options, st.one_of(quotas(), odd_buckets(), calendars), options)
+several = st.lists(written_quotas, min_size=1, max_size=3, unique_by=lambda quota: quota.shape).map(tuple)
+fields = st.fixed_dictionaries(
+    {
+        "quotas": several,
+        "name": st.just("") | texts,
+        "dimension": names | st.sampled_from(["user+endpoint", "tenant+user+ip"]),
+        "endpoint": st.sampled_from(["**", "/", "/a/*/b", "/a/{id}/**", "/caf%C3%A9"]),
+        "methods": st.frozensets(st.sampled_from(["GET", "POST", "NO", "M-SEARCH"])),
+        "tier": st.just("") | tiers,
+        "when": st.dictionaries(names, texts, max_size=2),
+        "shadow": st.booleans(),
+        "enabled": st.booleans(),
+        "enforce_percent": st.integers(0, 100),
+        "on_store_failure": st.sampled_from([None, *Mode]),
+        "replicas": st.integers(0, 2),
+        "reset_on_change": st.booleans(),
+        "created_at": st.sampled_from(["", "2026-01-01T00:00:00Z"]),
+    }
+)
+default_rules = st.none() | fields.map(lambda drawn: Rule("other", **drawn))
 changes = st.one_of(
     st.builds(Change, limit=st.integers(1, 99), until=st.one_of(st.none(), moments)),
     st.builds(Change, capacity=st.integers(1, 99)),
@@ -81,23 +88,37 @@ entries = st.one_of(
 )
 
 
+by_rule = st.dictionaries(st.sampled_from(IDS), changes, max_size=2)
+settings = st.fixed_dictionaries(
+    {
+        "tiers": st.dictionaries(tiers, by_rule, max_size=2),
+        "users": st.dictionaries(texts, st.builds(User, st.just("") | tiers, by_rule), max_size=2),
+        "default_tier": st.just("") | tiers,
+        "allow": st.lists(entries, max_size=2).map(tuple),
+        "deny": st.lists(entries, max_size=2).map(tuple),
+        "default": default_rules,
+        "unknown_rule": st.sampled_from(["allow", "error"]),
+        "ignore_case": st.booleans(),
+    }
+)
+rules = st.lists(st.tuples(st.sampled_from(IDS), fields, st.frozensets(st.sampled_from(IDS))), max_size=4)
+
+
 @st.composite
 def rulesets(draw: st.DrawFn) -> Ruleset:
-    ids = draw(st.lists(st.sampled_from(IDS), unique=True, max_size=4))
-    written = [draw(rules(rule_id, ids[:place])) for place, rule_id in enumerate(ids)]
-    by_rule = st.dictionaries(st.sampled_from(ids), changes, max_size=2) if ids else st.just({})
+    written: dict[str, Rule] = {}
+    for rule_id, drawn, replaces in draw(rules):
+        if rule_id not in written:  # a rule replaces only those before it
+            written[rule_id] = Rule(rule_id, replaces=replaces & written.keys(), **drawn)
+    given: dict[str, Any] = draw(settings)
+
+    def known(changed: Mapping[str, Change]) -> dict[str, Change]:
+        return {rule_id: change for rule_id, change in changed.items() if rule_id in written}
+
+    given["tiers"] = {tier: known(changed) for tier, changed in given["tiers"].items()}
+    given["users"] = {name: User(user.tier, known(user.overrides)) for name, user in given["users"].items()}
     try:
-        ruleset = Ruleset(
-            rules=tuple(written),
-            tiers=draw(st.dictionaries(tiers, by_rule, max_size=2)),
-            users=draw(st.dictionaries(texts, st.builds(User, st.one_of(st.just(""), tiers), by_rule), max_size=2)),
-            default_tier=draw(st.one_of(st.just(""), tiers)),
-            allow=tuple(draw(st.lists(entries, max_size=2))),
-            deny=tuple(draw(st.lists(entries, max_size=2))),
-            default=draw(st.one_of(st.none(), rules("other", []))),
-            unknown_rule=draw(st.sampled_from(["allow", "error"])),
-            ignore_case=draw(st.booleans()),
-        )
+        ruleset = Ruleset(tuple(written.values()), **given)
     except UsageError:  # a change that makes no quota of a rule
         assume(False)
         raise

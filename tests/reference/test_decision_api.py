@@ -1,8 +1,9 @@
-"""The OpenAPI document of the decision plane says what docs/api.md says, and what a service answers."""
+"""The OpenAPI document of the decision plane agrees with docs/api.md, and with the responses of a service."""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from jsonschema import Draft202012Validator
 
 from headgate.reference import decision_api
 from headgate.reference.decision_api import document
+from headgate.reference.pages import DOCUMENT, PATHS
 from headgate.web.apikey import digest
 from tests.server.process.service import SECONDS, Service, service
 from tests.servers import until
@@ -85,8 +87,10 @@ def test_a_service_answers_all_that_is_documented_and_as_it_is(tmp_path: Path) -
         ask_badly(running, checked)
     with service("--caller-keys", str(tmp_path / "callers")) as running:
         ask_without_a_key(running.started(), checked)
-    with service("--max-checks-per-second", "1") as running:
+    with service("--max-checks-per-second", "1", "--http-docs", "off") as running:
         ask_too_often(running.started(), checked)
+        for path in ("/docs", DOCUMENT):  # which are refused as well now and then
+            until(partial(is_missing, running, path), f"{path} is not there", SECONDS)
     documented = {
         (path, int(status))
         for path in decision_api.PATHS
@@ -94,6 +98,10 @@ def test_a_service_answers_all_that_is_documented_and_as_it_is(tmp_path: Path) -
         for status in operation["responses"]
     }
     assert documented - checked.seen == {("/readyz", 503), ("/healthcheck", 503)}
+
+
+def is_missing(running: Service, path: str) -> bool:
+    return asked(running, "GET", path).status == 404
 
 
 def ask_well(plain: Service, checked: Checked) -> None:
@@ -147,7 +155,7 @@ def ask_badly(plain: Service, checked: Checked) -> None:
 def ask_without_a_key(closed: Service, checked: Checked) -> None:
     for path in KEPT:
         checked(path, asked(closed, "POST" if path in POSTS else "GET", path, {}), 401)
-    for path in ("/healthz", "/readyz", "/healthcheck", "/metrics"):
+    for path in ("/healthz", "/readyz", "/healthcheck", "/metrics", *PATHS):
         assert asked(closed, "GET", path).status == 200
 
 
@@ -162,14 +170,14 @@ def ask_too_often(busy: Service, checked: Checked) -> None:
         until(refused, f"it refuses {path}", SECONDS)
 
 
-def test_people_and_programs_are_told_of_the_same_paths() -> None:
+def test_docs_and_document_have_the_same_paths() -> None:
     table = DOCS.read_text().partition("\n\n## ")[0]
     first_cells = re.findall(r"^\| (`/[^|]*) \|", table, re.MULTILINE)
     paths = {path for cell in first_cells for path in re.findall(r"`([^`]+)`", cell)}
     assert paths == set(decision_api.PATHS)
 
 
-def test_people_and_programs_are_told_of_the_same_members() -> None:
+def test_docs_and_document_have_the_same_members() -> None:
     section = DOCS.read_text().partition("\n## Check\n")[2].partition("\n### By rule")[0]
     first_cells = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
     members = {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}

@@ -1,4 +1,4 @@
-"""Requests as logs have them, made at random, always the same."""
+"""Random requests of logs, the same in every run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ deny:
 
 
 def entries(count: int, *, users: int = 500, per_second: float = 30) -> Iterator[Entry]:
-    """Return so many requests: some users ask most, some lines are late, and some are no requests for rules."""
+    """Return requests: a few users make most of them, some lines are late, and some requests are invalid."""
     chance = random.Random(24)
     at = START
     for number in range(count):
@@ -48,6 +48,6 @@ def entries(count: int, *, users: int = 500, per_second: float = 30) -> Iterator
 def line(
     second: int = 0, address: str = "192.0.2.1", user: str = "-", path: str = "/", *, agent: str = "curl/8"
 ) -> str:
-    """Return a line of nginx, so many seconds after `START`."""
+    """Return a line of nginx, some seconds after `START`."""
     at = datetime.fromtimestamp(START // SECOND + second, UTC)
     return f'{address} - {user} [{at:%d/%b/%Y:%H:%M:%S} +0000] "GET {path} HTTP/1.1" 200 5 "-" "{agent}"\n'

@@ -1,4 +1,4 @@
-"""Reading access logs: every format as real servers write it, and whatever else a file may contain."""
+"""Access logs: every format as real servers write it, any other content of files, and several logs merged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import UsageError
-from headgate.replay.logs import FORMATS, Entry, LogReader
+from headgate.replay.logs import FORMATS, Entry, LogReader, MergedLogs
+from tests.replay.samples import SECOND, START, line
 
 NOON = int(datetime(2026, 11, 18, 12, 0, 1, tzinfo=UTC).timestamp()) * 1_000_000
 COMBINED = '203.0.113.9 - alice [18/Nov/2026:12:00:01 +0000] "GET /orders/7?page=2 HTTP/1.1" 200 512 "-" "curl/8.5"'
@@ -60,7 +61,7 @@ NGINX = {
 QUARTER = 250_000
 ONE_LINE: list[tuple[str, str, Entry]] = [
     ("combined", COMBINED, ORDERS),
-    ("combined", f'{COMBINED} "10.0.0.1" rt=0.004', ORDERS),  # what the packages of nginx add, and people
+    ("combined", f'{COMBINED} "10.0.0.1" rt=0.004', ORDERS),  # fields added by packages of nginx, or by users
     ("combined", COMBINED.partition(' "-"')[0], ORDERS._replace(agent="")),  # common
     ("combined", COMBINED.replace("12:00:01 +0000", "07:30:01 -0430"), ORDERS),
     ("combined", COMBINED.replace("alice", "-").replace("GET", "PURGE"), ORDERS._replace(user="", method="PURGE")),
@@ -98,7 +99,7 @@ HEADED: list[tuple[str, str, Entry]] = [
 
 def entries(path: Path, data: bytes, **options: Any) -> tuple[list[Entry], LogReader]:
     path.write_bytes(data)
-    reader = LogReader([str(path)], **options)
+    reader = LogReader(str(path), **options)
     return list(reader), reader
 
 
@@ -107,20 +108,8 @@ def test_each_format_is_recognised_and_read(tmp_path: Path, name: str, written: 
     for options in ({}, {"format": name}):
         found, reader = entries(tmp_path / "access.log", f"{written}\n".encode(), **options)
         assert found == [expected]
-        assert reader.unread.count == 0
+        assert reader.unread_count == 0
         assert reader.read_bytes == reader.total_bytes
-
-
-def test_only_the_format_of_a_line_reads_it() -> None:
-    for name, written, _ in ONE_LINE:
-        fitting = []
-        for each, kind in FORMATS.items():
-            try:
-                kind.begin(written, {})
-            except ValueError:
-                continue
-            fitting.append(each)
-        assert fitting[0] == name
 
 
 TIMES = [
@@ -135,17 +124,17 @@ NO_TIMES = [
 ]  # fmt: skip
 
 
-def test_times_are_read_in_all_their_spellings(tmp_path: Path) -> None:
+def test_times_are_read_in_all_notations(tmp_path: Path) -> None:
     lines = [json.dumps({"time": time, "path": "/"}) for time in (*TIMES, *NO_TIMES)]
     found, reader = entries(tmp_path / "log", "\n".join(lines).encode())
     assert [entry.at for entry in found] == [NOON] * len(TIMES)
-    assert reader.unread.count == len(NO_TIMES)
+    assert reader.unread_count == len(NO_TIMES)
 
 
-def test_columns_name_fields_that_are_not_known(tmp_path: Path) -> None:
-    line = json.dumps({"time": NOON, "path": "/", "x": {"id": "u1"}, "a.b": 7, "key": ["k", "l"], "no": None})
+def test_columns_name_other_fields(tmp_path: Path) -> None:
+    row = json.dumps({"time": NOON, "path": "/", "x": {"id": "u1"}, "a.b": 7, "key": ["k", "l"], "no": None})
     columns = {"user": "x.id", "region": "a.b", "apikey": "key", "plan": "no"}
-    found, _ = entries(tmp_path / "log", line.encode(), columns=columns)
+    found, _ = entries(tmp_path / "log", row.encode(), columns=columns)
     assert (found[0].user, found[0].fields) == ("u1", {"region": "7", "apikey": "k"})
     table = b"when,what,who,key\n2026-11-18T12:00:01Z,/,u1,k\n"
     columns = {"at": "when", "path": "what", "user": "who", "region": "key"}
@@ -153,7 +142,7 @@ def test_columns_name_fields_that_are_not_known(tmp_path: Path) -> None:
     assert found == [Entry(NOON, "", "u1", "", "/", "", 0, "", {"region": "k"})]
 
 
-def test_files_are_read_in_their_order_whatever_their_format_and_compression(
+def test_files_of_different_formats_and_compressions_are_read_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = f"{COMBINED}\n".encode()
@@ -166,15 +155,15 @@ def test_files_are_read_in_their_order_whatever_their_format_and_compression(
     }
     for name, data in contents.items():
         (tmp_path / name).write_bytes(data)
-    reader = LogReader([str(tmp_path / name) for name in contents])
+    logs = MergedLogs([str(tmp_path / name) for name in contents])
     gateway = next(entry for _, line, entry in ONE_LINE if line == json.dumps(GATEWAY))
-    assert list(reader) == [*[ORDERS] * 4, gateway, ORDERS]
-    assert reader.read_bytes == reader.total_bytes == sum(map(len, contents.values()))
-    assert reader.unread.count == 0
+    assert list(logs) == [*[ORDERS] * 5, gateway]
+    assert logs.read_bytes == logs.total_bytes == sum(map(len, contents.values()))
+    assert logs.unread == 0
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(gzip.compress(plain)))))
-    reader = LogReader(["-", str(tmp_path / "crlf")])
-    assert list(reader) == [ORDERS, ORDERS]
-    assert reader.total_bytes is None
+    logs = MergedLogs(["-", str(tmp_path / "crlf")])
+    assert list(logs) == [ORDERS, ORDERS]
+    assert logs.total_bytes is None
 
 
 HOSTILE = {
@@ -198,14 +187,14 @@ HOSTILE = {
 def test_lines_that_cannot_be_read_are_counted_and_shown(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
     good = COMBINED.encode()
     lines = [good, b"", b"  "]
-    for line in HOSTILE:
-        lines += [line, good]
+    for each in HOSTILE:
+        lines += [each, good]
     found, reader = entries(tmp_path / "log", compress(b"\n".join(lines)))
     assert found == [ORDERS] * (len(HOSTILE) + 1)
-    assert reader.unread.count == len(HOSTILE)
+    assert reader.unread_count == len(HOSTILE)
     whys = list(HOSTILE.values())
-    assert len(reader.unread.first) == 10
-    for index, unread in enumerate(reader.unread.first):
+    assert len(reader.unread_first) == 10
+    for index, unread in enumerate(reader.unread_first):
         assert whys[index] in unread.why
         assert unread.line == 4 + 2 * index
         assert unread.excerpt.isprintable()
@@ -224,22 +213,22 @@ def test_lines_that_cannot_be_read_are_counted_and_shown(tmp_path: Path, compres
 def test_json_that_is_no_request_is_counted(tmp_path: Path, line: str) -> None:
     good = json.dumps(GATEWAY)
     found, reader = entries(tmp_path / "log", f"{good}\n{line}\n{good}".encode())
-    assert (len(found), reader.unread.count) == (2, 1)
+    assert (len(found), reader.unread_count) == (2, 1)
 
 
-def test_compressed_data_that_ends_early_or_is_damaged_keeps_what_came_before(tmp_path: Path) -> None:
+def test_lines_before_damaged_compressed_data_are_read(tmp_path: Path) -> None:
     lines = "".join(COMBINED.replace("/7", f"/{number * 7919 % 10**6}") + "\n" for number in range(50_000)).encode()
     for compress in (gzip.compress, zstd.compress):
         packed = bytearray(compress(lines))
         found, reader = entries(tmp_path / "log", bytes(packed[: len(packed) // 2]))
         assert 1000 < len(found) < 50_000
-        assert (reader.unread.count, "early" in reader.unread.first[0].why) == (1, True)
-        assert reader.unread.first[0].line == len(found) + 1
+        assert (reader.unread_count, "early" in reader.unread_first[0].why) == (1, True)
+        assert reader.unread_first[0].line == len(found) + 1
         packed[len(packed) // 2] ^= 0xFF
         packed[len(packed) // 2 + 1] ^= 0xFF
         found, reader = entries(tmp_path / "log", bytes(packed))
         assert 1000 < len(found) < 50_001
-        assert reader.unread.count > 0
+        assert reader.unread_count > 0
 
 
 def test_memory_is_bounded_for_endless_lines_and_compression_bombs(tmp_path: Path) -> None:
@@ -248,12 +237,12 @@ def test_memory_is_bounded_for_endless_lines_and_compression_bombs(tmp_path: Pat
     (tmp_path / "bomb.zst").write_bytes(zstd.compress(bytes(40 << 20)))
     tracemalloc.start()
     try:
-        reader = LogReader([str(tmp_path / name) for name in ("line", "bomb.gz", "bomb.zst")], format="combined")
-        assert list(reader) == [ORDERS]
+        logs = MergedLogs([str(tmp_path / name) for name in ("line", "bomb.gz", "bomb.zst")], form="combined")
+        assert list(logs) == [ORDERS]
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
-    assert [each.line for each in reader.unread.first] == [1, 1, 1]
+    assert [each.line for each in logs.unread_first] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -263,12 +252,12 @@ def test_memory_is_bounded_for_endless_lines_and_compression_bombs(tmp_path: Pat
         (COMBINED.encode(), {"format": "alb"}, "not in format alb"),
         (COMBINED.encode(), {"format": "elf"}, "unknown format 'elf'; the formats are:"),
         (COMBINED.encode(), {"columns": {"user": "x"}}, "no named fields"),
-        (b"time,path\n", {"columns": {"user": "x"}}, "no column 'x' for user; there are: time, path"),
+        (b"time,path\n", {"columns": {"user": "x"}}, "no column 'x' for user; the columns are: time, path"),
         (b"when,path\n", {"format": "csv"}, "no column contains the time of a request; the columns are: when"),
         (b"BZh91AY", {}, "bzcat"),
     ],
 )
-def test_what_cannot_be_read_at_all_is_refused_with_what_would_be_right(
+def test_unusable_files_are_refused_with_a_correction(
     tmp_path: Path, data: bytes, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
@@ -276,20 +265,72 @@ def test_what_cannot_be_read_at_all_is_refused_with_what_would_be_right(
     assert message in str(refused.value)
 
 
-def test_without_its_extra_zstd_is_refused_with_the_way_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_extra_zstd_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.replay.logs.zstd", None)
     with pytest.raises(UsageError, match=r"compressed with zstd: backports\.zstd is not installed: pip install"):
         entries(tmp_path / "log", zstd.compress(COMBINED.encode()))
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_paths_that_are_not_files_are_refused_at_once(tmp_path: Path) -> None:
     for paths, message in (([tmp_path], "is a folder"), ([tmp_path / "none"], "No such file"), ([], "no access log")):
         with pytest.raises(UsageError, match=message):
-            LogReader([str(path) for path in paths])
+            MergedLogs([str(path) for path in paths])
     with pytest.raises(UsageError, match="null"):
-        LogReader(["a\0b"])
+        LogReader("a\0b")
+
+
+def seconds_of(logs: MergedLogs) -> list[int]:
+    return [(entry.at - START) // SECOND for entry in logs]
+
+
+def written(folder: Path, name: str, *seconds: int) -> str:
+    path = folder / name
+    text = "".join([line(second) for second in seconds])
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return str(path)
+
+
+def test_rotated_files_are_read_from_the_oldest_in_any_order_of_names(tmp_path: Path) -> None:
+    """As a shell expands ``access.log*``: the newest first."""
+    paths = [written(tmp_path, "access.log", 7, 8, 9), written(tmp_path, "access.log.1", 4, 5, 6)]
+    paths.append(written(tmp_path, "access.log.2.gz", 1, 2, 3))
+    logs = MergedLogs(paths)
+    assert seconds_of(logs) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert logs.read_bytes == logs.total_bytes == sum(Path(path).stat().st_size for path in paths)
+
+
+def test_logs_of_several_servers_are_merged(tmp_path: Path) -> None:
+    paths = [written(tmp_path, "a.log", 1, 4, 9, 12), written(tmp_path, "b.log", 2, 4, 5, 10), ""]
+    paths[2] = written(tmp_path, "later.log", 11)
+    assert seconds_of(MergedLogs(paths)) == [1, 2, 4, 4, 5, 9, 10, 11, 12]
+
+
+def test_few_files_are_open_at_once(tmp_path: Path) -> None:
+    paths = [written(tmp_path, f"access.log.{number}", 2 * number, 2 * number + 1) for number in range(50)]
+    most = 0
+    for _ in MergedLogs(paths[::-1]):
+        descriptors = [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        most = max(most, sum(str(each.readlink()).startswith(str(tmp_path)) for each in descriptors))
+    assert 1 <= most <= 2
+
+
+def test_a_file_counts_once_and_may_be_empty(tmp_path: Path) -> None:
+    path, empty = written(tmp_path, "a.log", 3), written(tmp_path, "empty.log")
+    assert seconds_of(MergedLogs([path, empty, path])) == [3]
+
+
+def test_unreadable_lines_are_counted_over_all_files(tmp_path: Path) -> None:
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text(f"{line(1)}what\n{line(2)}")
+    logs = MergedLogs([str(tmp_path / "a.log"), str(tmp_path / "b.log")])
+    assert len([*logs]) == 4
+    assert (logs.unread, [Path(each.file).name for each in logs.unread_first]) == (2, ["a.log", "b.log"])
+
+
+def test_an_unknown_format_in_any_file_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "b.log").write_text("what\n")
+    with pytest.raises(UsageError, match=r"b\.log: unknown format"):
+        next(iter(MergedLogs([written(tmp_path, "a.log", 1), str(tmp_path / "b.log")])))
 
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -309,10 +350,10 @@ def nginx_escaped(text: str) -> str:
     status=st.integers(100, 599),
     agent=words,
 )
-def test_what_nginx_writes_is_read_again(
+def test_lines_written_by_nginx_are_parsed_exactly(
     *, at: datetime, minutes: int, user: str, method: str, path: str, status: int, agent: str
 ) -> None:
-    """Whatever clients send, in combined and in JSON."""
+    """In combined and in JSON, with any text of clients."""
     when = at.replace(microsecond=0, tzinfo=timezone(timedelta(minutes=minutes)))
     expected = Entry(
         int(when.timestamp()) * 1_000_000,

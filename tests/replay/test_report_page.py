@@ -1,4 +1,4 @@
-"""The report in a browser: it breaks no policy of its own, asks for nothing, and fits and reads well everywhere."""
+"""The report in a browser: it obeys its policy, sends no requests, is accessible, and fits any screen."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tests.replay.test_report import attacked
 
 def test_reports_are_accessible_light_and_dark_and_fit_a_phone(tmp_path: Path) -> None:
     replay = Replay([load(RULES)])
-    replay.run(entries(3000))
+    replay.run(entries(800))
     (tmp_path / "one.html").write_text(report(replay.summary(), ["rules.yaml"], ["access.log"]))
     (tmp_path / "two.html").write_text(report(attacked(), ["rules.yaml", "new.yaml"], ["access.log"]))
-    said: list[str] = []
-    asked: set[str] = set()
+    output: list[str] = []
+    requested: set[str] = set()
     with running_browser() as browser:
         page = browser.new_page()
-        page.on("console", lambda message: said.append(message.text))
-        page.on("request", lambda request: asked.add(request.url))
-        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.on("console", lambda message: output.append(message.text))
+        page.on("request", lambda request: requested.add(request.url))
+        page.on("dialog", lambda dialog: output.append(dialog.message))
         for name in ("one.html", "two.html"):
             url = (tmp_path / name).as_uri()
             page.goto(url)
             assert page.locator("figure svg path").first.bounding_box()
-            assert asked == {url}
-            assert said == []
+            assert requested == {url}
+            assert output == []
             assert_accessible(page)
             assert_fits(page)
             page.set_viewport_size({"width": 1280, "height": 800})
@@ -38,5 +38,5 @@ def test_reports_are_accessible_light_and_dark_and_fit_a_phone(tmp_path: Path) -
             rule.locator("summary").focus()
             page.keyboard.press("Enter")
             assert (rule.get_attribute("open") is not None) != was_open
-            asked.clear()
-            said.clear()
+            requested.clear()
+            output.clear()

@@ -1,4 +1,4 @@
-"""A service on real ports of the loopback, in a thread of its own."""
+"""A service on real ports, in a thread."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ from tests.server.serving import RULES
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where a service is, and how to reach into it."""
-
     http: int
     grpc: int
     engine: AsyncEngine
@@ -41,7 +39,11 @@ class Listening:
 
 @contextmanager
 def listening(
-    rules: str = RULES, *, clock: ManualClock | None = None, gate: AdmissionController | None = None, **options: Any
+    rules: str = RULES,
+    *,
+    clock: ManualClock | None = None,
+    controller: AdmissionController | None = None,
+    **options: Any,
 ) -> Iterator[Listening]:
     """Serve HTTP and gRPC, with Envoy's service, until the end of the block; time stands still."""
     ready, stop, started = threading.Event(), asyncio.Event(), list[Listening]()
@@ -50,14 +52,14 @@ def listening(
     async def serve() -> None:
         engine, recorder = AsyncEngine(load(rules), clock=clock or ManualClock()), Recorder()
         decisions, readiness = Decisions(engine, recorder), Readiness(engine)
-        listener = Listener(admit=gate.admission if gate else None)
-        admission = gate or AdmissionController()
+        listener = Listener(admit=controller.admission if controller else None)
+        admission = controller or AdmissionController()
         methods = rpc.methods(decisions, readiness, admit_more=admission.admit_more)
         envoy = RateLimitService(recorder, decisions=decisions, admit_more=admission.admit_descriptors)
         methods |= rls_methods(envoy)
         others = {b"/json": JsonForm(envoy)}
         handler = application(decisions, readiness, admit_more=admission.admit_more, others=others, **options)
-        statuses = statuses_of(options.get("forward_auth", ForwardAuth()))
+        statuses = statuses_of(options.get("forward_auth", ForwardAuth()).deny_status)
         http, grpc = (socket.create_server(("127.0.0.1", 0), backlog=512) for _ in range(2))
         ports = http.getsockname()[1], grpc.getsockname()[1]
         await listener.serve_http(handler, http, statuses=statuses)

@@ -1,4 +1,4 @@
-"""A decision service without sockets: requests in, responses out, on a clock that stands still."""
+"""A decision service without sockets, on a manual clock."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from headgate.eager import Waiting, begin
 from headgate.engine import AsyncEngine
 from headgate.observe.recorder import Recorder
 from headgate.policy.compiled import Policy
@@ -17,7 +18,6 @@ from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
 from headgate.server.wire.messages import Headers, HttpRequest, HttpResponse, Peer, answered
 from headgate.testing import ManualClock
-from tests.server.starting import start
 
 T = TypeVar("T")
 RULES = """
@@ -38,6 +38,25 @@ allow: [{user: root}]
 
 LASTING = RULES.replace("window: 1m", "window: 365d").replace("window: 1h", "window: 365d")
 """For real clocks: no window ends during a test."""
+
+
+def start(
+    coroutine: Coroutine[Any, Any, T], done: Callable[[T], object], failed: Callable[[BaseException], object]
+) -> None:
+    """Run a coroutine as handlers are run, without a task; `done` or `failed` is called when it has ended."""
+    errors: list[BaseException] = []
+
+    def end(result: Any) -> None:
+        if errors:
+            failed(errors[0])
+        else:
+            done(result)
+
+    result: Any = begin(lambda _: coroutine, None, errors.append)
+    if isinstance(result, Waiting):
+        result.then(end)
+    else:
+        end(result)
 
 
 class Service:
@@ -93,7 +112,6 @@ class Service:
         return self.send("POST", path, body, [(name.replace("_", "-"), value) for name, value in headers.items()])
 
     def check(self, content: object, **headers: str) -> dict[str, Any]:
-        """Return the answer to a check that is well-formed."""
         response = self.post(content, **headers)
         assert response.status == 200, response.body
         answer: dict[str, Any] = json.loads(response.body)
@@ -113,7 +131,6 @@ def fields(response: HttpResponse) -> Mapping[str, str]:
 
 
 def problem(response: HttpResponse, status: int = 400) -> dict[str, Any]:
-    """Return the problem that a response is."""
     assert response.status == status, response
     assert fields(response)["content-type"] == "application/problem+json"
     found: dict[str, Any] = json.loads(response.body)

@@ -1,12 +1,11 @@
-"""All files of a service, changed in all ways: the new version counts, unless it is wrong; then the old one stays."""
+"""The files of a service are changed in all ways: a valid version takes effect, an invalid one does not."""
 
 from __future__ import annotations
 
 import json
 import logging
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ import pytest
 from headgate.core.errors import UsageError
 from headgate.live import Live
 from headgate.policy.envoy import Descriptor
-from headgate.server.configuration import Configuration, live_identity
+from headgate.policy.key_file import CONSUMERS, SharedKey, write_keys
+from headgate.policy.snapshot import snapshot_folder
+from headgate.server.configuration import EXAMPLE, Configuration, live_identity
 from headgate.server.proxied_clients import log_reasons
 from headgate.server.settings import Settings
 from headgate.web.apikey import digest
@@ -30,7 +31,7 @@ DESCRIPTORS = "domain: edge\ndescriptors: [{{key: user, rate_limit: {{unit: hour
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of file, with the number 1 in it, then 2; and what shows which of them is in force."""
+    """A kind of file, with the number 1 and then 2 in it, and a function that returns the number in force."""
 
     setting: str
     written: Callable[[int], str]
@@ -102,58 +103,53 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
     return Files(tmp_path, request.param)
 
 
-def test_links_that_are_swapped(files: Files) -> None:
+def link(files: Files) -> None:
     (files.folder / "..new").symlink_to("..2")
     (files.folder / "..new").replace(files.folder / "..data")
-    assert looked(files.live)
-    assert files.number == 2
 
 
-def test_a_file_that_is_edited_in_place(files: Files) -> None:
+def edit(files: Files) -> None:
     files.link.write_text(files.kind.written(2))
+
+
+def replace(files: Files) -> None:
+    new = files.folder / "new"
+    new.write_text(files.kind.written(2))
+    new.replace(files.link)
+
+
+@pytest.mark.parametrize("change", [link, edit, replace])
+def test_links_that_are_swapped_and_files_that_are_edited_in_place_or_replaced(
+    files: Files, change: Callable[[Files], None]
+) -> None:
+    change(files)
     assert looked(files.live)
     assert (files.number, files.live.statistics().loads) == (2, 2)
 
 
-def test_a_file_that_is_replaced(files: Files) -> None:
-    new = files.folder / "new"
-    new.write_text(files.kind.written(2))
-    new.replace(files.link)
-    assert looked(files.live)
-    assert files.number == 2
-
-
-def test_a_file_that_is_gone_and_comes_back(files: Files, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_file_that_is_gone_and_comes_back(files: Files, *, is_folder: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A folder in its place cannot be read by any user; root can read a file of any mode."""
     files.link.unlink()
-    assert not looked(files.live)
-    assert not looked(files.live)
+    if is_folder:
+        files.link.mkdir()
+    assert [looked(files.live), looked(files.live)] == [False, False]
     assert (files.number, files.live.statistics().failures, len(caplog.records)) == (1, 1, 1)
-    assert f"the {files.live.what} in force stay" in caplog.text
-    files.link.write_text(files.kind.written(2))
+    assert f"the previous {files.live.what} stay in force" in caplog.text
+    if is_folder:
+        files.link.rmdir()
+    edit(files)
     assert looked(files.live)
     assert (files.number, files.live.statistics().error) == (2, "")
-
-
-def test_a_file_that_cannot_be_read(files: Files) -> None:
-    """A folder in its place: nobody can read that, while root can read whatever its mode is."""
-    files.link.unlink()
-    files.link.mkdir()
-    assert not looked(files.live)
-    assert (files.number, files.live.statistics().failures) == (1, 1)
-    files.link.rmdir()
-    files.link.write_text(files.kind.written(2))
-    assert looked(files.live)
-    assert files.number == 2
 
 
 @pytest.mark.parametrize("wrong", ["rules: [", "\x00", "\udcff", "x" * 1_100_000])
 def test_a_file_that_is_wrong(files: Files, wrong: str, caplog: pytest.LogCaptureFixture) -> None:
     files.link.write_text(wrong, errors="surrogateescape")
-    assert not looked(files.live)
-    assert not looked(files.live)
+    assert [looked(files.live), looked(files.live)] == [False, False]
     assert (files.number, files.live.statistics().failures, len(caplog.records)) == (1, 1, 1)
     assert str(files.folder) in caplog.text
-    files.link.write_text(files.kind.written(2))
+    edit(files)
     assert looked(files.live)
     assert files.number == 2
 
@@ -184,44 +180,29 @@ def test_all_are_followed_from_threads_that_end(tmp_path: Path) -> None:
     assert {live.statistics().loads for live in found.lives.values()} == {3}
 
 
-@contextmanager
-def certificates(folder: Path) -> Iterator[tuple[Authority, Path, Path, Live[ssl.SSLContext]]]:
-    authority = Authority(folder, "authority")
+def test_certificates_and_keys_count_only_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    authority = Authority(tmp_path)
     certificate, key = authority.signed("server")
-    found = Configuration(Settings(tls_cert=str(certificate), tls_key=str(key)))
+    found = Configuration(Settings(tls_cert=str(certificate), tls_key=str(key), client_ca=str(authority.path)))
     assert found.tls
-    yield authority, certificate, key, found.tls.live
-
-
-def test_a_certificate_and_a_key_that_do_not_fit_change_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with certificates(tmp_path) as (authority, certificate, key, live):
-        before, (other, its_key) = live.value, authority.signed("other")
-        key.write_bytes(its_key.read_bytes())
-        assert not looked(live)
-        assert not looked(live)
-        assert live.value is before
-        assert (live.statistics().failures, len(caplog.records)) == (1, 1)
-        assert f"{certificate}: the certificates in force stay" in caplog.text
-        certificate.write_bytes(other.read_bytes())
-        assert looked(live)
-        assert live.value is not before
-        its_key.unlink()
-        key.unlink()
-        assert not looked(live)
-        assert live.statistics().failures == 2
-
-
-def test_a_certificate_is_not_used_before_its_key_has_come(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Who looks between the two files does not complain: they have not settled."""
-    with certificates(tmp_path) as (authority, certificate, key, live):
-        other, its_key = authority.signed("other")
-        certificate.write_bytes(other.read_bytes())
-        assert not live.refresh()
-        key.write_bytes(its_key.read_bytes())
-        assert [live.refresh(), live.refresh()] == [False, True]
-        assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert found.tls.live.value.verify_mode is ssl.CERT_REQUIRED
+    live = found.tls.live
+    before, (other, its_key) = live.value, authority.signed("other")
+    certificate.write_bytes(other.read_bytes())
+    assert not live.refresh()
+    key.write_bytes(its_key.read_bytes())
+    assert [live.refresh(), live.refresh()] == [False, True]
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == [], "they had not settled"
+    key.write_bytes(authority.signed("third")[1].read_bytes())
+    used = live.value
+    assert [looked(live), looked(live), live.value is used, used is before] == [False, False, True, False]
+    message = f"{certificate}: the previous certificates stay in force"
+    assert (live.statistics().failures, caplog.text.count(message)) == (1, 1)
+    key.write_bytes(its_key.read_bytes())
+    assert looked(live)
+    key.unlink()
+    assert not looked(live)
+    assert live.statistics().failures == 2
 
 
 def identity(folder: Path, keys: str) -> Live[Identifier]:
@@ -248,13 +229,23 @@ def test_a_file_of_keys_that_an_identity_file_names_is_followed_too(tmp_path: Pa
     assert [key.key_id for key in live.value.tokens.issuers[0].keys] == ["two"]
 
 
-def test_without_a_file_clients_are_known_by_address() -> None:
-    found = Configuration(Settings())
-    assert found.identifier().credentials == set()
-    assert [*found.lives] == ["rules"]
+def test_an_identity_file_sets_where_consumers_send_their_keys_and_needs_a_database(tmp_path: Path) -> None:
+    file = tmp_path / "identity.yaml"
+    file.write_text("{version: 1, api_keys: {header: authorization, scheme: Bearer, keys: database}}")
+    settings = Settings(identity=str(file), database="sqlite:///headgate.db", data_dir=str(tmp_path))
+    folder = snapshot_folder(settings.database, settings.data_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    live = live_identity(settings)
+    assert live
+    write_keys(folder, [SharedKey("1", digest("hgc_1"), consumer="acme")], CONSUMERS)
+    assert live.refresh()
+    for header, value, user in ((b"authorization", b"Bearer hgc_1", "acme"), (b"x-api-key", b"hgc_1", None)):
+        assert live.value.identify(None, [(header, value)], 0).principal.get("user") == user
+    with pytest.raises(UsageError, match="no database with consumers is configured"):
+        live_identity(Settings(identity=str(file), rules=str(EXAMPLE)))
 
 
-def test_why_a_credential_proves_nothing_is_told_to_those_who_look_for_it(
+def test_reasons_of_invalid_credentials_are_logged_at_debug_level(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     identifier, lines = identity(tmp_path, KINDS["identity"].written(2)).value, [(b"x-api-key", b"1")]
@@ -266,14 +257,3 @@ def test_why_a_credential_proves_nothing_is_told_to_those_who_look_for_it(
         log_reasons(identifier.identify("192.0.2.1", lines, 0))
         log_reasons(identifier.identify("192.0.2.1", [], 0))
     assert [record.getMessage() for record in caplog.records] == ["a client's apikey is not accepted: unknown key"]
-
-
-@pytest.mark.parametrize(
-    ("written", "said"),
-    [(b"x" * 1_100_000, "more than"), (b"\xff\xfe", "UTF-8"), (b"# nobody", "every request would be refused")],
-)
-def test_caller_keys_that_cannot_be_read_are_a_reason_not_to_start(tmp_path: Path, written: bytes, said: str) -> None:
-    file = tmp_path / "callers"
-    file.write_bytes(written)
-    with pytest.raises(UsageError, match=said):
-        Configuration(Settings(caller_keys=str(file)))

@@ -1,19 +1,20 @@
-"""Paths that are going to go are announced in their answers, as a file says; a file that is wrong is refused."""
+"""Deprecated paths are announced in responses; invalid files are refused."""
 
 from __future__ import annotations
 
 import asyncio
-from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
+from headgate.cli.__main__ import main
 from headgate.config.problems import InvalidRules
 from headgate.server.deprecations import announcing, load_deprecations
 from headgate.server.wire.messages import HttpRequest, HttpResponse, answered
 from headgate.web.deprecation import Deprecation, Deprecations
 from tests.docs.test_blocks import BLOCKS
-from tests.server.process.service import SECONDS, service
+from tests.server.process.service import service
+from tests.servers import fetched
 
 START, END = 1_798_761_600_000_000, 1_814_400_000_000_000
 (FILE,) = [block.text for block in BLOCKS if block.page.name == "api.md" and block.file == "deprecations.yaml"]
@@ -26,7 +27,7 @@ def read(folder: Path, text: str) -> Deprecations:
     return load_deprecations(folder / "deprecations.yaml")
 
 
-def test_the_fields_are_those_of_the_page(tmp_path: Path) -> None:
+def test_the_fields_are_those_of_the_documentation(tmp_path: Path) -> None:
     found = read(tmp_path, FILE).fields("/api/v1/rate-limit/check")
     assert {name.decode(): value.decode() for name, value in found} == FIELDS
 
@@ -41,7 +42,7 @@ def test_the_longest_path_counts_and_only_whole_segments_do() -> None:
     assert not Deprecations()
 
 
-def test_without_any_a_handler_is_left_as_it_is() -> None:
+def test_without_deprecations_the_handler_is_unchanged() -> None:
     async def handler(_: HttpRequest) -> HttpResponse:
         return HttpResponse(200, b"", ((b"x", b"y"),))
 
@@ -52,33 +53,21 @@ def test_without_any_a_handler_is_left_as_it_is() -> None:
     assert [answer.headers for answer in answers] == [((b"x", b"y"), *entry.fields), ((b"x", b"y"),)]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "there is nothing in it"),
-        ("version: 1", "deprecations"),
+def test_problems_are_reported(tmp_path: Path) -> None:
+    entry = "{path: /a, deprecated: 2027-01-01T00:00:00Z"
+    for text, message in (
+        *(("", "is empty"), ("version: 1", "deprecations")),
         ("version: 1\ndeprecations: [{path: api, deprecated: 2027-01-01T00:00:00Z}]", "a path such as /api/v1"),
         ("version: 1\ndeprecations: [{path: /a}]", "deprecated"),
-        ("version: 1\ndeprecations: [{path: /a, deprecated: 2027-01-01}]", "a moment with its time zone"),
-        ("version: 1\ndeprecations: [{path: /a, deprecated: 2027-01-01T00:00:00Z, sunst: x}]", "sunset"),
-        (
-            "version: 1\ndeprecations: [{path: /a, deprecated: 2027-01-01T00:00:00Z, sunset: 2026-01-01T00:00:00Z}]",
-            "is before the path is deprecated",
-        ),
-        (
-            "version: 1\ndeprecations:\n" + "  - {path: /a, deprecated: 2027-01-01T00:00:00Z}\n" * 2,
-            "/a is listed twice",
-        ),
-        (
-            'version: 1\ndeprecations: [{path: /a, deprecated: 2027-01-01T00:00:00Z, link: "https://x/> a"}]',
-            "an address such as https://",
-        ),
-    ],
-)
-def test_what_is_wrong_is_said(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(InvalidRules) as caught:
-        read(tmp_path, text)
-    assert said in str(caught.value)
+        ("version: 1\ndeprecations: [{path: /a, deprecated: 2027-01-01}]", "a time with its time zone"),
+        (f"version: 1\ndeprecations: [{entry}, sunst: x}}]", "sunset"),
+        (f"version: 1\ndeprecations: [{entry}, sunset: 2026-01-01T00:00:00Z}}]", "is before the path is deprecated"),
+        (f"version: 1\ndeprecations: [{entry}}}, {entry}}}]", "/a is listed twice"),
+        (f'version: 1\ndeprecations: [{entry}, link: "https://x/> a"}}]', "an address such as https://"),
+    ):
+        with pytest.raises(InvalidRules) as caught:
+            read(tmp_path, text)
+        assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(("sunset", "warnings"), [("2027-07-01T00:00:00Z", 0), ("2027-06-30T00:00:00Z", 1)])
@@ -96,25 +85,18 @@ def test_a_service_announces_on_both_planes(tmp_path: Path) -> None:
     environment = {"HEADGATE_RULES": "", "HEADGATE_ADMIN_KEY": key}
     with service("--deprecations", "deprecations.yaml", environment=environment, cwd=tmp_path) as found:
         found.started()
-        for port, path, headers in (
-            (found.http_port, "/api/v1/rate-limit/rules", {}),
-            (found.admin_port, "/api/v1/rules", {"authorization": f"Bearer {key}"}),
-            (found.admin_port, "/api/v1/rules", {}),
+        for port, path, headers, is_announced in (
+            (found.http_port, "/api/v1/rate-limit/rules", {}, True),
+            (found.admin_port, "/api/v1/rules", {"authorization": f"Bearer {key}"}, True),
+            (found.admin_port, "/api/v1/rules", {}, True),
+            (found.http_port, "/healthz", {}, False),
         ):
-            connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-            connection.request("GET", path, headers=headers)
-            response = connection.getresponse()
-            connection.close()
-            assert {name: response.headers[name] for name in FIELDS} == FIELDS, path
-        connection = HTTPConnection("127.0.0.1", found.http_port, timeout=SECONDS)
-        connection.request("GET", "/healthz")
-        assert connection.getresponse().headers["deprecation"] is None
-        connection.close()
+            shown = fetched(port, path, **headers).headers
+            expected = FIELDS if is_announced else dict.fromkeys(FIELDS)
+            assert {name: shown.get(name) for name in FIELDS} == expected, path
 
 
-def test_a_service_with_a_wrong_file_does_not_start(tmp_path: Path) -> None:
+def test_a_service_with_a_wrong_file_does_not_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "deprecations.yaml").write_text("version: 2")
-    with service("--deprecations", "deprecations.yaml", cwd=tmp_path) as found:
-        assert found.ended() == 2
-        assert "deprecations.yaml:1" in found.complained
-        assert "Traceback" not in found.complained
+    assert main(["serve", "--check", "--deprecations", str(tmp_path / "deprecations.yaml")]) == 2
+    assert "deprecations.yaml:1" in capsys.readouterr().err

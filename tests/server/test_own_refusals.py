@@ -1,4 +1,4 @@
-"""A rule says itself what its refusals say, and with which status, whichever way the request comes."""
+"""A rule sets the status and the message of its refusals, over every protocol."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from headgate import Engine, InvalidRule
+from headgate import Engine, InvalidRule, Rule
 from headgate.integrations.exchange import Exchange
 from headgate.integrations.limiter import RequestLimiter
-from headgate.policy.dumping import to_yaml
 from headgate.policy.loading import load
-from headgate.policy.model import Rule
 from headgate.server.api.forward_auth import ForwardAuth
 from tests.server.authz.conftest import asking
 from tests.server.rls.conftest import (
@@ -34,9 +32,8 @@ PROXY = [("X-Original-URI", "/"), ("X-Original-Method", "GET"), ("X-Forwarded-Fo
 
 
 def is_own(document: dict[str, Any], status: int = 402) -> bool:
-    """Is it the problem document of the rule, with all that others have?"""
-    told = document["status"], document["detail"], document["violated-policies"], document["limit"]
-    return told == (status, MESSAGE, ["calls"], 1) and document["retry_after"] > 0
+    shown = document["status"], document["detail"], document["violated-policies"], document["limit"]
+    return shown == (status, MESSAGE, ["calls"], 1) and document["retry_after"] > 0
 
 
 @pytest.mark.parametrize(("deny_status", "status"), [(429, 402), (403, 403)], ids=["any", "nginx"])
@@ -62,10 +59,10 @@ def test_envoys_rate_limit_filter_gets_the_message_and_has_a_status_of_its_own(i
     assert is_own(json.loads(refused.raw_body), 429)
 
 
-def test_the_check_says_it_to_whoever_answers_the_client() -> None:
-    asked = {"principal": {"ip": CLIENT, "tenannt": "acme"}, "endpoint": "/"}
+def test_the_check_returns_it() -> None:
+    payload = {"principal": {"ip": CLIENT, "tenannt": "acme"}, "endpoint": "/"}
     with serving(FILE) as service:
-        admitted, refused = [service.check(asked) for _ in range(2)]
+        admitted, refused = [service.check(payload) for _ in range(2)]
         assert "refusal" not in admitted
         assert refused["refusal"] == {"status": 402, "message": MESSAGE}
         assert refused["unmatched_principals"] == ["tenannt"]
@@ -73,37 +70,32 @@ def test_the_check_says_it_to_whoever_answers_the_client() -> None:
 
 def test_frameworks_answer_with_it() -> None:
     with Engine(load(FILE)) as engine:
-        gate = RequestLimiter({"engine": engine})
-        _, refused = [gate.check(Exchange(gate, {}, CLIENT, [], "/", "GET"), gate.budgets, "route") for _ in range(2)]
+        limiter = RequestLimiter({"engine": engine})
+        _, refused = [
+            limiter.check(Exchange(limiter, {}, CLIENT, [], "/", "GET"), limiter.budgets, "route") for _ in range(2)
+        ]
     assert refused is not None
     assert (refused.status, refused.detail) == (402, MESSAGE)
     assert is_own(json.loads(refused.problem.body))
 
 
-def test_a_new_message_is_said_at_once() -> None:
+def test_a_new_message_applies_at_once() -> None:
     with serving(FILE) as service:
-        told = [service.send("GET", "/api/v1/forward-auth", b"", PROXY) for _ in range(2)]
+        shown = [service.send("GET", "/api/v1/forward-auth", b"", PROXY) for _ in range(2)]
         rule = service.decisions.engine.policy.rules["calls"].rule
         object.__setattr__(rule, "refusal_message", "Not today.")  # as a reload that keeps the quotas
-        told.append(service.send("GET", "/api/v1/forward-auth", b"", PROXY))
-    assert [json.loads(each.body)["detail"] for each in told[1:]] == [MESSAGE, "Not today."]
+        shown.append(service.send("GET", "/api/v1/forward-auth", b"", PROXY))
+    assert [json.loads(each.body)["detail"] for each in shown[1:]] == [MESSAGE, "Not today."]
 
 
-def test_it_is_written_as_it_is_read() -> None:
-    assert load(to_yaml(load(FILE))) == load(FILE)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ({"refusal_status": 200}, "refusal_status is a whole number from 400 to 599"),
-        ({"refusal_message": "two\nlines"}, "refusal_message is a line of at most 500 printable characters"),
-        ({"refusal_message": "x" * 501}, "refusal_message is a line of at most 500 printable characters"),
-    ],
-)
-def test_what_cannot_be_sent_is_refused(wrong: dict[str, Any], told: str) -> None:
-    rule = load(FILE).rules[0]
-    with pytest.raises(InvalidRule, match=told):
-        Rule("calls", rule.quotas, **wrong)
+def test_invalid_refusals_are_rejected() -> None:
+    line = "refusal_message .* a line of at most 500 printable characters"
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"refusal_status": 200}, "refusal_status must be a whole number from 400 to 599"),
+        *[({"refusal_message": text}, line) for text in ("two\nlines", "x" * 501)],
+    ]
+    for given, shown in wrong:
+        with pytest.raises(InvalidRule, match=shown):
+            Rule("calls", load(FILE).rules[0].quotas, **given)
     with pytest.raises(InvalidRule, match=r"rules:4:97: .* not a whole number from 400 to 599"):
         load(FILE.replace("refusal_status: 402", "refusal_status: 200"))

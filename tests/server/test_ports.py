@@ -1,3 +1,5 @@
+"""Listening sockets, and the private folder of a process."""
+
 from __future__ import annotations
 
 import ctypes
@@ -5,13 +7,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from headgate.core.errors import UsageError
-from headgate.server.ports import Port, listen, listen_at, stand_aside, stop_accepting
+from headgate.server.ports import Port, listen, listen_at, stop_accepting, stop_listening
+from headgate.server.private_folder import private_folder
 from tests.servers import until
 
 
@@ -30,21 +35,17 @@ def test_any_free_port_is_the_same_for_all_workers() -> None:
         port.close()
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("others", [1, 2])
-def test_a_port_in_use_is_refused_even_where_it_could_be_shared(count: int, others: int) -> None:
-    port = listen("grpc", "127.0.0.1", 0, others)
-    try:
-        with pytest.raises(UsageError, match=r"another program listens.*--grpc-port"):
-            listen("grpc", "127.0.0.1", port.number, count)
-    finally:
-        port.close()
-
-
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "x" * 300])
-def test_a_host_that_is_not_here_is_refused(host: str) -> None:
-    with pytest.raises(UsageError):
-        listen("http", host, 0)
+def test_a_port_in_use_is_refused_even_where_it_could_be_shared_and_so_is_a_host_that_is_not_here() -> None:
+    for count, others in product((1, 2), (1, 2)):
+        port = listen("grpc", "127.0.0.1", 0, others)
+        try:
+            with pytest.raises(UsageError, match=r"another program listens.*--grpc-port"):
+                listen("grpc", "127.0.0.1", port.number, count)
+        finally:
+            port.close()
+    for host in ("no.such.host.invalid", "192.0.2.1", "x" * 300):
+        with pytest.raises(UsageError):
+            listen("http", host, 0)
 
 
 def test_each_worker_has_a_unix_socket_of_its_own(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_each_worker_has_a_unix_socket_of_its_own(tmp_path: Path) -> None:
         listen_at("grpc", [str(tmp_path / ("a" * 200))])
 
 
-def test_a_deaf_socket_keeps_who_waits_and_takes_nobody_new(port: Port) -> None:
+def test_a_socket_that_stops_accepting_keeps_its_queue(port: Port) -> None:
     listening = port.sockets[0]
     with socket.create_connection(("127.0.0.1", port.number)):
         stop_accepting(listening)
@@ -80,7 +81,7 @@ def test_a_deaf_socket_keeps_who_waits_and_takes_nobody_new(port: Port) -> None:
             until(lambda: late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), "the late one is refused")
 
 
-def test_a_socket_that_cannot_be_made_deaf_goes_on_to_listen(port: Port) -> None:
+def test_a_socket_that_cannot_stop_accepting_continues_to_listen(port: Port) -> None:
     """The system may refuse the filter. Here the socket has one that is locked."""
     listening = port.sockets[0]
     take_all = ctypes.create_string_buffer(bytes.fromhex("0600000000000400"))
@@ -92,12 +93,12 @@ def test_a_socket_that_cannot_be_made_deaf_goes_on_to_listen(port: Port) -> None
         until(lambda: _accepts(listening), "it is accepted")
 
 
-def test_a_socket_that_stands_aside_leaves_new_connections_to_the_others_until_it_listens_again() -> None:
+def test_a_socket_that_stops_listening_leaves_new_connections_to_the_others() -> None:
     port = listen("http", "127.0.0.1", 0, 2)
     try:
         (first, second), address = port.sockets, ("127.0.0.1", port.number)
-        stand_aside(second)
-        stand_aside(second)
+        stop_listening(second)
+        stop_listening(second)
         with ExitStack() as clients:
             for _ in range(20):
                 clients.enter_context(socket.create_connection(address))
@@ -118,36 +119,69 @@ def _accepts(listening: socket.socket) -> bool:
     return True
 
 
-def room(soft: int, hard: int, wanted: int) -> tuple[list[int], str]:
-    """What a process of its own returns with these limits, and its soft limit then; and what it logs."""
-    code = (
-        "import resource\n"
-        "from headgate.server.ports import room_for\n"
-        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
-        f"print(room_for({wanted}), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
-    )
+def test_the_limit_of_open_files_is_raised_or_bounds_the_connections() -> None:
+    cases = [*((1000, 1000, 500, 1000), (300, 1000, 500, 628)), *((300, 400, 272, 400), (100, 100, 1, 100))]
+    code = f"""
+import os, resource, sys
+from headgate.server.ports import room_for
+for soft, hard, room, raised in {cases}:
+    if not os.fork():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        found = room_for(500), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        os._exit(found != (room, raised))
+    assert os.wait()[1] == 0, (soft, hard)
+"""
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    return [int(word) for word in ended.stdout.split()], ended.stderr
+    logged = [
+        f"accepting at most {room} connections instead of 500: this process can open only {hard} files (ulimit -n)"
+        for _, hard, room, _ in cases
+        if room < 500
+    ]
+    assert ended.stderr.splitlines() == logged
 
 
-@pytest.mark.parametrize(
-    ("soft", "hard", "wanted", "found"),
-    [
-        (1000, 1000, 500, (500, 1000)),
-        (300, 1000, 500, (500, 628)),
-    ],
-)
-def test_as_many_files_are_allowed_as_connections_need(
-    soft: int, hard: int, wanted: int, found: tuple[int, int]
-) -> None:
-    assert room(soft, hard, wanted) == ([*found], "")
+def test_folders_of_killed_processes_are_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "headgate-run-else").write_text("not a folder")
+    (tmp_path / "headgate-run-link").symlink_to(tmp_path)
+    script = f"""
+from headgate.server.private_folder import private_folder
+with private_folder({str(tmp_path)!r}) as folder:
+    (folder / "shared").mkdir()
+    print(folder, flush=True)
+    input()
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        left = Path(process.stdout.readline().strip())
+        with private_folder(str(tmp_path)) as mine:
+            assert left.exists(), "its process lives"
+            process.kill()
+            process.wait()
+            assert left.exists()
+            with private_folder(str(tmp_path)):
+                assert not left.exists()
+                assert mine.exists()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["headgate-run-else", "headgate-run-link"]
 
 
-def test_where_that_cannot_be_there_are_fewer_connections_and_the_log_says_so() -> None:
-    found, logged = room(300, 400, 500)
-    assert found == [272, 400]
-    assert "272 connections at most, not 500: this process may open only 400 files (ulimit -n)" in logged
+def test_concurrent_starts_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """A folder may be seen before it is locked: then another one is made."""
+
+    def used(_: int) -> bool:
+        with private_folder(str(tmp_path)) as folder:
+            (folder / "file").write_text("mine")
+            with private_folder(str(tmp_path)):
+                return (folder / "file").exists()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(used, range(200)))
+    assert not [*tmp_path.iterdir()]
 
 
-def test_there_is_always_room_for_one() -> None:
-    assert room(100, 100, 500)[0] == [1, 100]
+def test_an_unusable_parent_folder_is_reported(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match=r"create a folder in .*/nowhere"),
+        private_folder(f"{tmp_path}/nowhere"),
+    ):
+        raise AssertionError("it was made")

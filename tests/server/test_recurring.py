@@ -1,12 +1,10 @@
-"""What is asked with the same bytes is understood once, and decided as if it came for the first time.
-
-That of Envoy's questions is in `tests/server/rls`.
-"""
+"""Requests with the same bytes are parsed once, and decided as if they were new. `tests/server/rls` has Envoy's."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from inspect import getclosurevars
 from typing import Any
 
 import pytest
@@ -15,8 +13,8 @@ from headgate.engine.verbs import _Fixed
 from headgate.policy.compiled import Policy
 from headgate.policy.loading import load
 from headgate.protos import message_class
+from headgate.server.api.bodies import Timestamps
 from headgate.server.api.checks import Checks
-from headgate.server.api.questions import Timestamps
 from headgate.server.api.routes import BATCH
 from headgate.server.recurring import LARGEST_RECURRING, LONGEST_RECURRING
 from headgate.server.rpc.ratelimiter import RateLimiter
@@ -28,17 +26,12 @@ from tests.server.serving import Service, problem, serving
 START = ManualClock.START // 1_000_000
 RULES = "version: 1\nrules: [{id: per-user, limit: 5, window: 1m}, {id: by-ip, dimension: ip, limit: 9, window: 1m}]"
 ADA = {"principal": {"user": "ada"}}
-ASKED: list[dict[str, Any]] = [
-    {**ADA, "endpoint": "/a", "method": "GET"},
-    {"identifier": "ada", "rule_id": "per-user"},
-]
+ASKED: list[dict[str, Any]] = [{**ADA, "endpoint": "/a", "method": "GET"}, {"identifier": "ada", "rule_id": "per-user"}]
 BY_KEY = {"key_type": "user", "key_value": "ada", "rule_id": "per-user", "request_count": 1}
 
 
 class OverHttp:
-    """Asks over HTTP."""
-
-    asked = (*ASKED, BY_KEY)
+    forms = (*ASKED, BY_KEY)
 
     def __init__(self, rules: str) -> None:
         self._serving = serving(rules)
@@ -46,54 +39,49 @@ class OverHttp:
         self.remembers, self.engine = self._made(self.service)
 
     def _made(self, service: Service) -> tuple[Any, Any]:
-        checks = service.handler.__self__._check.__self__  # type: ignore[attr-defined]
+        checks = getclosurevars(service.handler).nonlocals["checks"]
         assert isinstance(checks, Checks)
         return checks._recurring, checks._engine
 
     def close(self) -> None:
         self._serving.__exit__(None, None, None)
 
-    def ask(self, asked: dict[str, Any], key: str = "") -> tuple[int, int]:
-        """Return the limit, and what remains."""
-        answer = self.service.check(asked, **({"idempotency_key": key} if key else {}))
+    def ask(self, forms: dict[str, Any], key: str = "") -> tuple[int, int]:
+        answer = self.service.check(forms, **({"idempotency_key": key} if key else {}))
         return answer["limit"], answer["remaining"]
 
-    def limits(self, *asked: dict[str, Any]) -> list[int]:
-        """Return the limits that a batch is told."""
-        answer = json.loads(self.service.post({"requests": asked}, BATCH.decode()).body)
+    def limits(self, *forms: dict[str, Any]) -> list[int]:
+        answer = json.loads(self.service.post({"requests": forms}, BATCH.decode()).body)
         return [each["limit"] for each in answer["results"]]
 
-    def mistake(self, asked: dict[str, Any]) -> str:
-        """Return what is said to be wrong."""
-        return str(problem(self.service.post(asked))["detail"])
+    def mistake(self, forms: dict[str, Any]) -> str:
+        return str(problem(self.service.post(forms))["detail"])
 
 
 class OverGrpc(OverHttp):
-    """Asks the native service."""
-
-    asked = (*ASKED, {"identifier": "ada", "dimension": "USER"})
+    forms = (*ASKED, {"identifier": "ada", "dimension": "USER"})
 
     def _made(self, service: Service) -> tuple[Any, Any]:
         limiter = RateLimiter(service.decisions, Timestamps())
         self._methods = limiter.methods()
         return limiter._recurring, limiter._decisions.engine
 
-    def _told(self, method: str, kind: str, fields: dict[str, Any], key: str = "") -> Any:
+    def _called(self, method: str, kind: str, fields: dict[str, Any], key: str = "") -> Any:
         request, response = (message_class(f"headgate.v1.{kind}{end}") for end in ("Request", "Response"))
         call = UnaryCall(request(**fields).SerializeToString(), [(b"idempotency-key", key.encode())] if key else [])
         return response.FromString(self.service.run(lambda: answer_of(self._methods[method], call)))
 
-    def ask(self, asked: dict[str, Any], key: str = "") -> tuple[int, int]:
-        told = self._told("CheckRateLimit", "Check", asked, key)
-        return told.limit, told.remaining
+    def ask(self, forms: dict[str, Any], key: str = "") -> tuple[int, int]:
+        reply = self._called("CheckRateLimit", "Check", forms, key)
+        return reply.limit, reply.remaining
 
-    def limits(self, *asked: dict[str, Any]) -> list[int]:
-        told = self._told("CheckRateLimitBatch", "CheckBatch", {"requests": asked})
-        return [each.response.limit for each in told.results]
+    def limits(self, *forms: dict[str, Any]) -> list[int]:
+        reply = self._called("CheckRateLimitBatch", "CheckBatch", {"requests": forms})
+        return [each.response.limit for each in reply.results]
 
-    def mistake(self, asked: dict[str, Any]) -> str:
+    def mistake(self, forms: dict[str, Any]) -> str:
         with pytest.raises(RpcError) as raised:
-            self.ask(asked)
+            self.ask(forms)
         return raised.value.message
 
 
@@ -114,43 +102,43 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
 
 
 @pytest.mark.parametrize("form", range(3))
-def test_by_the_rules_in_force(serve: Serve, form: int) -> None:
+def test_recurring_checks_follow_the_rules_in_force(serve: Serve, form: int) -> None:
     client = serve(RULES)
-    asked = client.asked[form]
+    check = client.forms[form]
     for number in (5, 7, 6):
         changed = load(RULES.replace("limit: 5", f"limit: {number}"))
         client.engine._verbs._rules = _Fixed(Policy(changed))
-        assert [client.ask(asked)[0] for _ in range(3)] == [number] * 3
-        assert client.limits(asked, asked) == [number] * 2
+        assert [client.ask(check)[0] for _ in range(3)] == [number] * 3
+        assert client.limits(check, check) == [number] * 2
         client.ask({"principal": {"user": "bob"}})
         assert len(client.remembers) <= 2, "what was understood by other rules is forgotten"
 
 
 @pytest.mark.parametrize("form", range(3))
-def test_anew_when_an_override_ends(serve: Serve, form: int) -> None:
+def test_recurring_checks_follow_the_end_of_an_override(serve: Serve, form: int) -> None:
     override = "{per-user: {limit: 8, until: 2025-06-15T15:07:00Z}}"
     client = serve(f"{RULES}\nusers: {{ada: {{overrides: {override}}}}}")
     limits = []
     for _ in range(4):
-        limits.append(client.ask(client.asked[form])[0])
+        limits.append(client.ask(client.forms[form])[0])
         client.service.clock.advance(10)
     assert limits == [8, 8, 5, 5]
 
 
-def test_with_whatever_comes_beside_it(serve: Serve) -> None:
+def test_recurring_checks_keep_their_keys_and_timestamps(serve: Serve) -> None:
     client = serve(RULES)
     assert [client.ask(ADA, key)[1] for key in ("", "k", "k", "")] == [4, 3, 3, 2]
     old = {**ADA, "timestamp": START}
     assert client.ask(old)[1] == 1
     client.service.clock.advance(100)
-    assert "behind our clock" in client.mistake(old)
+    assert "behind the service's clock" in client.mistake(old)
 
 
-def test_unless_it_is_large_or_wrong(serve: Serve) -> None:
+def test_large_and_invalid_checks_are_not_cached(serve: Serve) -> None:
     client = serve(RULES)
     names = {f"a{number}": "" for number in range(LARGEST_RECURRING)}
-    for asked in ({"principal": {"user": "a" * LONGEST_RECURRING}}, {**ADA, "attributes": names}):
-        client.ask(asked)
+    for forms in ({"principal": {"user": "a" * LONGEST_RECURRING}}, {**ADA, "attributes": names}):
+        client.ask(forms)
         assert not client.remembers
     assert client.mistake({"identifier": "ada"})
     assert not client.remembers
@@ -160,15 +148,7 @@ def test_unless_it_is_large_or_wrong(serve: Serve) -> None:
     assert client.mistake(nobody) == client.mistake(nobody)
 
 
-def test_no_more_than_so_many(serve: Serve) -> None:
-    client = serve(RULES)
-    client.remembers._most = 4
-    for number in range(20):
-        assert [client.ask({"principal": {"user": f"u{number}"}})[1] for _ in range(3)] == [4, 3, 2]
-        assert 1 <= len(client.remembers) <= 4
-
-
-def test_of_many_limits_it_is_only_remembered_what_is_asked(serve: Serve) -> None:
+def test_checks_of_many_limits_are_not_cached(serve: Serve) -> None:
     rules = ", ".join([f"{{id: r{number}, limit: 5, window: 1m}}" for number in range(MOST_SHOWN + 1)])
     client = serve(f"version: 1\nrules: [{rules}]")
     left = [client.ask(ADA)[1] for _ in range(3)]

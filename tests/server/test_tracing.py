@@ -1,4 +1,4 @@
-"""Tracing: a span for every call, in the trace that the call came from."""
+"""Tracing: a span for every call, in the caller's trace."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ TRACEPARENT = (b"traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba
 
 
 class Traces:
-    """Tracing whose spans are kept."""
-
     def __init__(self) -> None:
         self._kept = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
@@ -33,6 +31,7 @@ class Traces:
 
     def only(self) -> ReadableSpan:
         (span,) = self._kept.get_finished_spans()
+        self._kept.clear()
         return span
 
 
@@ -43,30 +42,23 @@ def traces() -> Iterator[Traces]:
     made.tracing.close()
 
 
-async def allowed(_: HttpRequest) -> HttpResponse:
+async def handle(request: HttpRequest) -> HttpResponse:
     await asyncio.sleep(0)
-    return HttpResponse(200, b"", ((b"x-ratelimit-remaining", b"7"), (b"set-cookie", b"secret")))
+    status = int(request.query or b"200")
+    if not status:
+        raise ValueError("a secret of ours")
+    return HttpResponse(status, b"", ((b"x-ratelimit-remaining", b"7"), (b"set-cookie", b"secret")))
 
 
-async def missing(_: HttpRequest) -> HttpResponse:
-    return HttpResponse(404)
-
-
-async def overloaded(_: HttpRequest) -> HttpResponse:
-    return HttpResponse(503)
-
-
-async def broken(_: HttpRequest) -> HttpResponse:
-    raise ValueError("a secret of ours")
-
-
-def ask(headers: list[tuple[bytes, bytes]] | None = None) -> HttpRequest:
-    return HttpRequest(b"POST", b"/api/v1/rate-limit/check", headers=headers or [])
+def traced(traces: Traces, *headers: tuple[bytes, bytes], status: int = 200) -> ReadableSpan:
+    """Return the span of a request that is answered with a status, or with an error if that is 0."""
+    request = HttpRequest(b"POST", b"/api/v1/rate-limit/check", b"%d" % status, list(headers))
+    asyncio.run(answered(traced_handler(handle, traces.tracing), request))
+    return traces.only()
 
 
 def test_a_call_has_a_span_of_its_own(traces: Traces) -> None:
-    asyncio.run(answered(traced_handler(allowed, traces.tracing), ask()))
-    span = traces.only()
+    span = traced(traces)
     assert (span.name, span.kind, span.parent) == ("POST /api/v1/rate-limit/check", SpanKind.SERVER, None)
     assert dict(span.attributes or {}) == {
         "http.request.method": "POST",
@@ -76,37 +68,26 @@ def test_a_call_has_a_span_of_its_own(traces: Traces) -> None:
     }
 
 
-def test_a_call_that_is_part_of_a_trace_stays_in_it(traces: Traces) -> None:
-    asyncio.run(answered(traced_handler(allowed, traces.tracing), ask([TRACEPARENT, (b"tracestate", b"vendor=1")])))
-    span = traces.only()
+def test_a_call_that_is_part_of_a_trace_stays_in_it_and_a_malformed_one_begins_another(traces: Traces) -> None:
+    span = traced(traces, TRACEPARENT, (b"tracestate", b"vendor=1"))
     assert span.context is not None
     assert span.parent is not None
     assert (span.context.trace_id, span.parent.span_id) == (TRACE, PARENT)
     assert span.context.trace_state.get("vendor") == "1"
+    zs = b"00-" + b"z" * 32 + b"-00f067aa0ba902b7-01"
+    for malformed in (b"", b"\xff" * 20, b"00-0-0-0", zs, b"x" * 100_000):
+        assert traced(traces, (b"traceparent", malformed)).parent is None
 
 
-@pytest.mark.parametrize(
-    "header", [b"", b"\xff" * 20, b"00-0-0-0", b"00-" + b"z" * 32 + b"-00f067aa0ba902b7-01", b"x" * 100_000]
-)
-def test_a_traceparent_that_is_none_begins_a_new_trace(traces: Traces, header: bytes) -> None:
-    asyncio.run(answered(traced_handler(allowed, traces.tracing), ask([(b"traceparent", header)])))
-    assert traces.only().parent is None
-
-
-def test_a_path_that_leads_nowhere_gives_no_span_its_name(traces: Traces) -> None:
-    asyncio.run(answered(traced_handler(missing, traces.tracing), ask()))
-    assert (traces.only().name, traces.only().status.status_code) == ("POST", SpanStatus.UNSET)
-
-
-def test_what_is_our_own_fault_is_an_error_and_nothing_secret_is_told(traces: Traces) -> None:
+def test_unknown_paths_do_not_name_spans_and_failures_of_the_server_are_errors(traces: Traces) -> None:
+    missing = traced(traces, status=404)
+    assert (missing.name, missing.status.status_code) == ("POST", SpanStatus.UNSET)
+    overloaded = traced(traces, status=503)
+    assert (overloaded.status.status_code, overloaded.status.description) == (SpanStatus.ERROR, "503")
     with pytest.raises(ValueError, match="secret"):
-        asyncio.run(answered(traced_handler(broken, traces.tracing), ask()))
-    assert (traces.only().status.status_code, traces.only().status.description) == (SpanStatus.ERROR, "ValueError")
-
-
-def test_an_answer_of_our_own_fault_is_an_error(traces: Traces) -> None:
-    asyncio.run(answered(traced_handler(overloaded, traces.tracing), ask()))
-    assert (traces.only().status.status_code, traces.only().status.description) == (SpanStatus.ERROR, "503")
+        traced(traces, status=0)
+    broken = traces.only()
+    assert (broken.status.status_code, broken.status.description) == (SpanStatus.ERROR, "ValueError")
 
 
 async def answer(_: UnaryCall) -> bytes:
@@ -134,26 +115,21 @@ METHODS = Methods(
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "status"),
-    [
-        ("Answer", 0, SpanStatus.UNSET),
-        ("Refuse", StatusCode.INVALID_ARGUMENT, SpanStatus.UNSET),
-        ("Fail", StatusCode.INTERNAL, SpanStatus.ERROR),
-        ("Crash", None, SpanStatus.ERROR),
-    ],
-)
-async def test_a_call_of_a_method_has_a_span(traces: Traces, name: str, code: int | None, status: SpanStatus) -> None:
-    method = traced_methods(METHODS, traces.tracing).unary[f"/a.B/{name}".encode()]
-    try:
-        assert await answer_of(method, UnaryCall(b"", [TRACEPARENT])) == b"answer"
-    except (RpcError, ValueError):
-        assert name != "Answer"
-    span = traces.only()
-    assert span.context is not None
-    assert (span.name, span.context.trace_id, span.status.status_code) == (f"a.B/{name}", TRACE, status)
-    assert (span.attributes or {}).get("rpc.grpc.status_code") == code
-    assert (span.attributes or {})["rpc.service"] == "a.B"
+async def test_a_call_of_a_method_has_a_span(traces: Traces) -> None:
+    for name, code, status in (
+        *(("Answer", 0, SpanStatus.UNSET), ("Refuse", StatusCode.INVALID_ARGUMENT, SpanStatus.UNSET)),
+        *(("Fail", StatusCode.INTERNAL, SpanStatus.ERROR), ("Crash", None, SpanStatus.ERROR)),
+    ):
+        method = traced_methods(METHODS, traces.tracing).unary[f"/a.B/{name}".encode()]
+        try:
+            assert await answer_of(method, UnaryCall(b"", [TRACEPARENT])) == b"answer"
+        except (RpcError, ValueError):
+            assert name != "Answer"
+        span = traces.only()
+        assert span.context is not None
+        assert (span.name, span.context.trace_id, span.status.status_code) == (f"a.B/{name}", TRACE, status)
+        assert (span.attributes or {}).get("rpc.grpc.status_code") == code
+        assert (span.attributes or {})["rpc.service"] == "a.B"
 
 
 def test_a_stream_has_a_span(traces: Traces) -> None:
@@ -163,5 +139,5 @@ def test_a_stream_has_a_span(traces: Traces) -> None:
 
 
 def test_without_tracing_nothing_is_in_the_way() -> None:
-    assert traced_handler(allowed, None) is allowed
+    assert traced_handler(handle, None) is handle
     assert traced_methods(METHODS, None) is METHODS

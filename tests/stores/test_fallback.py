@@ -1,4 +1,4 @@
-"""What a node may admit on its own: its share of each limit."""
+"""The decisions of a node without the store: by its share of each limit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def test_a_share_that_would_take_longer_to_come_back_than_can_be_counted_is_roun
 
 
 def a_plan(*names: str, limit: int = 3) -> Plan:
-    """One limit for each name, all of one principal."""
     quota = Quota(limit, HOUR)
     return tuple([Limit(f"{name}|{quota.shape}", "ada", quota) for name in names])
 
@@ -82,7 +81,7 @@ def test_the_strictest_mode_is_that_of_the_plan(mixed: Fallback) -> None:
     assert mixed.mode_of(a_plan("deny", "local", "allow")) is Mode.DENY
 
 
-def test_mixed_modes_count_a_retry_once_and_give_back(mixed: Fallback) -> None:
+def test_mixed_modes_count_a_retry_once_and_refund(mixed: Fallback) -> None:
     plan = a_plan("allow", "local")
     assert [mixed.answer(Call(Verb.CHECK_ONCE, plan, 1, b"x" * 16), 7).limits[1].remaining for _ in range(3)] == [
         2,

@@ -1,6 +1,6 @@
-"""How many processes share a limit is counted in the store, and is what their shares go by while it is unavailable.
+"""The number of processes that share a limit is counted in the store, and determines their shares while it is down.
 
-The processes are real ones, each with a clock of its own that this one sets: so time passes without anybody waiting.
+The processes are real ones, each with a clock of its own that this one sets: so time passes without waits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headgate import AsyncLimiter, Limiter, MemoryStore, Quota
+from headgate import AsyncLimiter, FailoverStore, Limiter, MemoryStore, Quota
 from headgate.core.plan import Call, Verb
-from headgate.stores.failover import FailoverStore
 from headgate.stores.heartbeat import COUNTED, EVERY_US, KEPT, UNSEEN
 from headgate.testing import ManualClock
 from headgate.testing.conformance import family
@@ -118,7 +117,7 @@ def cluster() -> Iterator[tuple[str, Callable[[], None]]]:
 def test_shares_follow_the_processes_that_live(
     servers: Callable[[], AbstractContextManager[tuple[str, Callable[[], None]]]],
 ) -> None:
-    """One that is killed still counts for a moment, and then does not; no setting says how many there are."""
+    """One that is killed still counts for a moment, and then does not; no setting has their number."""
     with servers() as (address, stop), processes(address, 4) as fleet:
         fleet.beat(2)
         fleet.kill()
@@ -127,80 +126,74 @@ def test_shares_follow_the_processes_that_live(
         assert fleet.admitted() == [34, 34, 34], "100 divided by three, rounded up"
 
 
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
-
-
-def test_processes_that_come_and_go_in_an_outage_admit_as_much_as_is_documented(server: RedisServer) -> None:
-    with processes(server.address, 2) as fleet:
+def test_processes_that_come_and_go_in_an_outage_admit_as_much_as_is_documented(own_redis: RedisServer) -> None:
+    with processes(own_redis.address, 2) as fleet:
         fleet.beat(2)
         fleet.start()
         assert fleet.check(2, "late") == (True, LIMIT, False)  # counts three; the others have not heard of it yet
-        server.stop()
+        own_redis.stop()
         assert fleet.admitted() == [50, 50, 34], "stale by one: at most 3 * ceil(100 / 2)"
         fleet.kill()
         fleet.start(2)
         assert fleet.admitted() == [0, 0, LIMIT // UNSEEN, LIMIT // UNSEEN], "they do not know how many there are"
 
 
-def test_after_an_outage_the_last_count_holds_until_the_others_are_back(server: RedisServer) -> None:
-    """Else a store that comes back empty, and goes away again, would give its whole limit to who asked first."""
-    with processes(server.address, 4) as fleet:
+def test_after_an_outage_the_last_count_holds_until_the_others_are_back(own_redis: RedisServer) -> None:
+    """Otherwise a store that returns empty, and fails again, would hand out its whole limit to one process."""
+    with processes(own_redis.address, 4) as fleet:
         fleet.beat(2)
-        server.stop()
-        server.start()
+        own_redis.stop()
+        own_redis.start()
         fleet.clock.advance(3600)
         while fleet.check(0, "back")[2]:
             fleet.clock.advance(BEAT)
-        server.stop()
+        own_redis.stop()
         assert fleet.admitted()[0] == 25
 
 
-def test_a_process_whose_clock_was_set_back_goes_on_to_be_counted(server: RedisServer) -> None:
-    with processes(server.address, 2) as fleet:
+def test_a_process_whose_clock_was_set_back_is_still_counted(own_redis: RedisServer) -> None:
+    with processes(own_redis.address, 2) as fleet:
         fleet.beat(2)
         fleet.clock.advance(-3600)
         fleet.start()
         fleet.beat(2 * KEPT + 4)
-        server.stop()
+        own_redis.stop()
         assert fleet.admitted() == [34, 34, 34]
 
 
-async def test_limiters_in_an_event_loop_are_counted_too(server: RedisServer) -> None:
+async def test_limiters_in_an_event_loop_are_counted_too(own_redis: RedisServer) -> None:
     clock = ManualClock()
-    limiters = [AsyncLimiter("100/day", store=server.address, clock=clock) for _ in range(3)]
-    others = AsyncLimiter("100/day", name="other", store=server.address, clock=clock)
+    limiters = [AsyncLimiter("100/day", store=own_redis.address, clock=clock) for _ in range(3)]
+    others = AsyncLimiter("100/day", name="other", store=own_redis.address, clock=clock)
     for _ in range(2):
         clock.advance(BEAT)
         for each in (*limiters, others):
             await each.check("ada")
             beats = asyncio.all_tasks() - {asyncio.current_task()}
             await asyncio.gather(*[task for task in beats if task is not None and "_beat" in repr(task)])
-    server.stop()
+    own_redis.stop()
     assert [(await each.check("bob")).limit for each in (*limiters, others)] == [34, 34, 34, 100]
     for each in (*limiters, others):
         await each.close()
 
 
-def test_what_takes_nothing_and_what_has_a_number_writes_nothing(server: RedisServer) -> None:
+def test_what_takes_nothing_and_what_has_a_number_writes_nothing(own_redis: RedisServer) -> None:
     with (
-        Limiter("100/day", store=server.address) as looking,
-        Limiter("100/day", store=server.address, nodes=3) as fixed,
+        Limiter("100/day", store=own_redis.address) as looking,
+        Limiter("100/day", store=own_redis.address, nodes=3) as fixed,
     ):
         looking.peek("ada")
         fixed.check("ada")
-        assert server.ask("KEYS", "*!nodes") == []
+        assert own_redis.ask("KEYS", "*!nodes") == []
         looking.check("ada")
-        (key,) = server.ask("KEYS", "*!nodes")
+        (key,) = own_redis.ask("KEYS", "*!nodes")
         assert key.startswith(b"hg1:{"), "the permissions that limits need are enough"
-        assert 0 < server.ask("PTTL", key) <= 3_600_000
+        assert 0 < own_redis.ask("PTTL", key) <= 3_600_000
     with Limiter("100/day", store=f"redis://127.0.0.1:{free_port()}/0", nodes=3) as away:
         assert away.check("ada").limit == 34
 
 
-def test_more_than_can_be_counted_count_as_so_many() -> None:
+def test_the_count_of_processes_is_bounded() -> None:
     store = MemoryStore(clock=ManualClock())
     fleet = [FailoverStore(store, nodes=None, max_keys=1) for _ in range(COUNTED.limit + 2)]
     call = Call(Verb.CHECK, family(Quota(2 * len(fleet), 60_000_000)).plan("ada"))

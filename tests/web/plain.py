@@ -1,4 +1,4 @@
-"""What answers should say, written out plainly: a reference for what is put together from prepared pieces."""
+"""Responses by a plain writer: a reference for those that are assembled from prepared parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUOTAS = (*Quota.parse("3/s; 100/minute; 10/s burst 20; 5000000/day fixed_window
 
 @st.composite
 def single_decisions(draw: st.DrawFn, *, degraded: str = "") -> Decision:
-    """Return what one limit may say."""
+    """Draw a decision of one limit."""
     quota, allowed = draw(st.sampled_from(QUOTAS)), draw(st.booleans())
     state = draw(st.sampled_from(Pressure)) if allowed else Pressure.THROTTLED
     remaining = draw(st.integers(0, quota.capacity))
@@ -31,13 +31,13 @@ def single_decisions(draw: st.DrawFn, *, degraded: str = "") -> Decision:
 
 @st.composite
 def decisions(draw: st.DrawFn, most: int = 4) -> Decision:
-    """Return what a few limits may say together."""
+    """Draw a decision of a few limits."""
     degraded = draw(st.sampled_from(["", "", "circuit_open"]))
     return combine(draw(st.lists(single_decisions(degraded=degraded), min_size=1, max_size=most)))
 
 
 def numbered(names: Sequence[str]) -> list[str]:
-    """Return names that are told apart."""
+    """Return distinct names."""
     return [
         name if name not in names[:place] else f"{name}#{names[:place].count(name) + 1}"
         for place, name in enumerate(names)
@@ -74,8 +74,8 @@ def header_fields(
         fields += [("X-RateLimit-Degraded", "true"), ("X-RateLimit-Degraded-Reason", decision.degraded)]
     if ietf == "draft-11":
         policies = [f'"{name}"{_policy(limit.quota)}' for name, limit in zip(names, limits, strict=True)]
-        told = [f'"{name}"{_state(limit)}' for name, limit in zip(names, limits, strict=True)]
-        fields += [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(told))]
+        current = [f'"{name}"{_state(limit)}' for name, limit in zip(names, limits, strict=True)]
+        fields += [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(current))]
     return fields
 
 
@@ -123,7 +123,7 @@ def shown(decision: Decision, names: Sequence[str]) -> tuple[Decision, Sequence[
     """Return what is shown of a decision of many limits."""
     if len(names) <= 20:
         return decision, names
-    return msgspec.structs.replace(decision, made_of=(), index=0), [names[decision.index]]
+    return msgspec.structs.replace(decision, parts=(), index=0), [names[decision.index]]
 
 
 def seconds(us: int) -> int:

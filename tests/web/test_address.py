@@ -1,8 +1,7 @@
-"""Where a request comes from: proxies that are trusted say so, and nobody else can."""
+"""Addresses of clients: only trusted proxies can set them."""
 
 from __future__ import annotations
 
-import random
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headgate.core.address import IpAddress, key_of
+from headgate.networks import IpAddress, key_of
 from headgate.web.address import MAX_HOPS, AddressFinding, AddressReader, parse
 from headgate.web.errors import InvalidSettings
 
@@ -67,48 +66,45 @@ TABLE: list[tuple[str | None, list[str], str, AddressFinding]] = [
 ]
 
 
-@pytest.mark.parametrize(("peer", "lines", "key", "finding"), TABLE)
-def test_the_first_untrusted_address_from_the_right_is_the_client(
-    peer: str | None, lines: list[str], key: str, finding: AddressFinding
-) -> None:
-    found = XFF.read(peer, xff(*lines))
-    assert (found.key, found.finding) == (key, finding)
+HOPS = [
+    # hops, line, key, finding
+    (1, f"6.6.6.6, {CLIENT}", CLIENT, AddressFinding.HEADER),
+    (2, f"6.6.6.6, {CLIENT}, 10.0.0.2", CLIENT, AddressFinding.HEADER),
+    (2, f"{CLIENT}, unknown", CLIENT, AddressFinding.HEADER),
+    (2, CLIENT, "198.51.100.1", AddressFinding.SHORT),
+    (2, f"unknown, {CLIENT}", "198.51.100.1", AddressFinding.MALFORMED),
+    (1, "", "198.51.100.1", AddressFinding.ABSENT),
+]
+SINGLE = [
+    # lines, key, finding
+    ([CLIENT], CLIENT, AddressFinding.HEADER),
+    ([f" [::ffff:{CLIENT}]:1 "], CLIENT, AddressFinding.HEADER),
+    ([f"6.6.6.6, {CLIENT}"], PROXY, AddressFinding.MALFORMED),
+    (["6.6.6.6", CLIENT], PROXY, AddressFinding.REPEATED),
+    (["", CLIENT], PROXY, AddressFinding.REPEATED),
+    ([""], PROXY, AddressFinding.ABSENT),
+    ([], PROXY, AddressFinding.ABSENT),
+]
+SUSPECT = {"short", "repeated", "malformed", "too_long"}
 
 
-@pytest.mark.parametrize(
-    ("hops", "line", "key", "finding"),
-    [
-        (1, f"6.6.6.6, {CLIENT}", CLIENT, AddressFinding.HEADER),
-        (2, f"6.6.6.6, {CLIENT}, 10.0.0.2", CLIENT, AddressFinding.HEADER),
-        (2, f"{CLIENT}, unknown", CLIENT, AddressFinding.HEADER),
-        (2, CLIENT, "198.51.100.1", AddressFinding.SHORT),
-        (2, f"unknown, {CLIENT}", "198.51.100.1", AddressFinding.MALFORMED),
-        (1, "", "198.51.100.1", AddressFinding.ABSENT),
-    ],
-)
-def test_with_hops_the_nth_from_the_right_is_the_client(
-    hops: int, line: str, key: str, finding: AddressFinding
-) -> None:
-    found = AddressReader("x-forwarded-for", hops=hops).read("198.51.100.1", xff(line))
-    assert (found.key, found.finding) == (key, finding)
+def test_the_first_untrusted_address_from_the_right_is_the_client() -> None:
+    for peer, lines, key, finding in TABLE:
+        found = XFF.read(peer, xff(*lines))
+        assert (found.key, found.finding, found.is_suspect) == (key, finding, finding in SUSPECT), (peer, lines)
 
 
-@pytest.mark.parametrize(
-    ("values", "key", "finding"),
-    [
-        ([CLIENT], CLIENT, AddressFinding.HEADER),
-        ([f" [::ffff:{CLIENT}]:1 "], CLIENT, AddressFinding.HEADER),
-        ([f"6.6.6.6, {CLIENT}"], PROXY, AddressFinding.MALFORMED),
-        (["6.6.6.6", CLIENT], PROXY, AddressFinding.REPEATED),
-        (["", CLIENT], PROXY, AddressFinding.REPEATED),
-        ([""], PROXY, AddressFinding.ABSENT),
-        ([], PROXY, AddressFinding.ABSENT),
-    ],
-)
-def test_a_header_with_one_address_has_one(values: list[str], key: str, finding: AddressFinding) -> None:
+def test_with_hops_the_nth_from_the_right_is_the_client() -> None:
+    for hops, line, key, finding in HOPS:
+        found = AddressReader("x-forwarded-for", hops=hops).read("198.51.100.1", xff(line))
+        assert (found.key, found.finding, found.is_suspect) == (key, finding, finding in SUSPECT), (hops, line)
+
+
+def test_a_header_with_one_address_has_one() -> None:
     reader = AddressReader("X-Real-IP", TRUSTED)
-    found = reader.read(PROXY, [(b"X-Real-Ip", value.encode()) for value in values])
-    assert (found.key, found.finding) == (key, finding)
+    for values, key, finding in SINGLE:
+        found = reader.read(PROXY, [(b"X-Real-Ip", value.encode()) for value in values])
+        assert (found.key, found.finding, found.is_suspect) == (key, finding, finding in SUSPECT), values
     assert reader.read("198.51.100.1", [(b"x-real-ip", b"6.6.6.6")]).key == "198.51.100.1"
 
 
@@ -122,13 +118,10 @@ def test_forwarded_is_read_as_rfc_7239_has_it() -> None:
     assert reader.read(PROXY, [(b"forwarded", b"for=_hidden, for=10.1.1.1")]).key == "10.1.1.1"
 
 
-def test_by_default_no_header_counts() -> None:
+def test_only_the_configured_source_counts_and_none_by_default() -> None:
     found = AddressReader().read("198.51.100.1", xff("6.6.6.6"))
     assert (found.key, found.finding, found.is_suspect) == ("198.51.100.1", AddressFinding.PEER, False)
     assert found.client == found.peer
-
-
-def test_only_the_configured_source_counts() -> None:
     others = [(name, b"6.6.6.6") for name in (b"x-real-ip", b"cf-connecting-ip", b"true-client-ip", b"x_forwarded_for")]
     assert XFF.read(PROXY, [*others, (b"forwarded", b"for=6.6.6.6"), *xff(CLIENT)]).key == CLIENT
 
@@ -136,65 +129,53 @@ def test_only_the_configured_source_counts() -> None:
 def test_a_unix_socket_can_be_trusted() -> None:
     reader = AddressReader("x-forwarded-for", ["unix"])
     assert reader.read(None, xff(CLIENT)).key == CLIENT
-    assert reader.read(None, xff("junk")).key == "unknown"
-    assert reader.read(None, xff("junk")).text == "unknown"
-    assert reader.read(None, xff("junk")).network(48) == "unknown"
+    found = reader.read(None, xff("junk"))
+    assert found.key == found.text == found.network(48) == "unknown"
     assert reader.read(PROXY, xff(CLIENT)).key == PROXY
 
 
-def test_the_whole_address_and_wider_networks_are_known_too() -> None:
-    found = XFF.read(PROXY, xff("2001:db8:1:2:3:4:5:6"))
-    assert (found.text, found.key, found.network(48)) == (
-        "2001:db8:1:2:3:4:5:6",
-        "2001:db8:1:2::/64",
-        "2001:db8:1::/48",
-    )
+def test_addresses_of_ipv6_have_networks() -> None:
+    mapped = AddressReader("x-forwarded-for", ["::ffff:10.0.0.0/104"])
+    assert mapped.read(PROXY, xff(CLIENT)).key == CLIENT
+    address = "2001:db8:1:2:3:4:5:6"
+    found = XFF.read(PROXY, xff(address))
+    assert (found.text, found.key, found.network(48)) == (address, "2001:db8:1:2::/64", "2001:db8:1::/48")
 
 
-@pytest.mark.parametrize("finding", AddressFinding)
-def test_what_was_wrong_is_worth_a_counter(finding: AddressFinding) -> None:
-    rows = {row[3]: row for row in TABLE}
-    if finding in rows:
-        peer, lines, _, _ = rows[finding]
-        assert XFF.read(peer, xff(*lines)).is_suspect == (finding in {"malformed", "too_long"})
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"source": "x-forwarded-for"}, "any client can send"),
+    ({"source": "x-real-ip"}, "any client can send"),
+    ({"trusted": TRUSTED}, "reads no header"),
+    ({"hops": 1}, "reads no header"),
+    ({"source": "forwarded", "trusted": TRUSTED, "hops": 1}, "not both"),
+    ({"source": "x-real-ip", "hops": 2}, "hops must be 1"),
+    ({"source": "x-forwarded-for", "trusted": ["0.0.0.0/0"]}, "trusts every client"),
+    ({"source": "x-forwarded-for", "trusted": ["::/0"]}, "trusts every client"),
+    ({"source": "x-forwarded-for", "trusted": ["::ffff:0:0/96"]}, "trusts every client"),
+    ({"source": "x-forwarded-for", "trusted": ["10.0.0.1/8"]}, "not a network"),
+    ({"source": "x-forwarded-for", "trusted": ["proxy.example"]}, "not a network"),
+    ({"source": "x-forwarded-for", "trusted": [7]}, "text such as"),
+    ({"source": "x-forwarded-for", "trusted": "10.0.0.0/8"}, "list of networks"),
+    ({"source": "x-forwarded-for", "hops": 21}, "hops must be"),
+    ({"source": "x-forwarded-for", "hops": -1}, "hops must be"),
+    ({"source": "X_Forwarded_For", "hops": 1}, "header name"),
+    ({"ipv6_prefix": 129}, "ipv6_prefix must be"),
+]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"source": "x-forwarded-for"}, "any client can send"),
-        ({"source": "x-real-ip"}, "any client can send"),
-        ({"trusted": TRUSTED}, "reads no header"),
-        ({"hops": 1}, "reads no header"),
-        ({"source": "forwarded", "trusted": TRUSTED, "hops": 1}, "not both"),
-        ({"source": "x-real-ip", "hops": 2}, "hops must be 1"),
-        ({"source": "x-forwarded-for", "trusted": ["0.0.0.0/0"]}, "trusts every client"),
-        ({"source": "x-forwarded-for", "trusted": ["::/0"]}, "trusts every client"),
-        ({"source": "x-forwarded-for", "trusted": ["::ffff:0:0/96"]}, "trusts every client"),
-        ({"source": "x-forwarded-for", "trusted": ["10.0.0.1/8"]}, "not a network"),
-        ({"source": "x-forwarded-for", "trusted": ["proxy.example"]}, "not a network"),
-        ({"source": "x-forwarded-for", "trusted": [7]}, "text such as"),
-        ({"source": "x-forwarded-for", "trusted": "10.0.0.0/8"}, "list of networks"),
-        ({"source": "x-forwarded-for", "hops": 21}, "hops must be"),
-        ({"source": "x-forwarded-for", "hops": -1}, "hops must be"),
-        ({"source": "X_Forwarded_For", "hops": 1}, "header name"),
-        ({"ipv6_prefix": 129}, "ipv6_prefix must be"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidSettings, match=message):
-        AddressReader(**settings)
-
-
-def test_a_mapped_network_is_the_ipv4_network() -> None:
-    reader = AddressReader("x-forwarded-for", ["::ffff:10.0.0.0/104"])
-    assert reader.read(PROXY, xff(CLIENT)).key == CLIENT
+def test_settings_that_cannot_work_are_refused() -> None:
+    for settings, message in MISTAKES:
+        with pytest.raises(InvalidSettings, match=message):
+            AddressReader(**settings)
 
 
 lines_of_anything = st.lists(
     st.tuples(
         st.sampled_from([b"x-forwarded-for", b"forwarded", b"X-Forwarded-For", b"connection", b"x-real-ip"]),
-        st.one_of(st.binary(max_size=60), st.sampled_from([b"6.6.6.6", b"10.0.0.9", b'for="', b"10.0.0.9,,", b"::1"])),
+        st.one_of(
+            st.binary(max_size=60),
+            st.sampled_from([b"6.6.6.6", b"10.0.0.9", b'for="', b"10.0.0.9,,", b"6.6.6.6, 10.1.1.1"]),
+        ),
     ),
     max_size=6,
 )
@@ -220,21 +201,11 @@ def test_any_request_has_a_key(reader: AddressReader, peer: str | None, sent: li
     assert reader.read(peer, sent).key
 
 
-def test_a_thousand_forged_lists_are_one_key() -> None:
-    chance = random.Random(1)
-    keys = set()
-    for _ in range(1000):
-        forged = ", ".join(str(chance.getrandbits(8)) + ".1.2.3" for _ in range(chance.randrange(40)))
-        keys.add(XFF.read(PROXY, xff(forged, CLIENT)).key)
-        keys.add(XFF.read(PROXY, xff(f"{forged}, {CLIENT}")).key)
-    assert keys == {CLIENT}
-
-
-@pytest.mark.parametrize("named", ["close, X-Forwarded-For", "x-forwarded-for", "X-FORWARDED-FOR, x-real-ip", "\x00"])
-def test_connection_cannot_name_the_header_away(named: str) -> None:
+def test_connection_cannot_remove_the_header() -> None:
     """CVE-2024-45410, CVE-2026-29054: hop-by-hop headers that the client chose."""
-    for lines in ([(b"connection", named.encode()), *xff(CLIENT)], [*xff(CLIENT), (b"Connection", named.encode())]):
-        assert XFF.read(PROXY, lines).key == CLIENT
+    for named in (b"close, X-Forwarded-For", b"x-forwarded-for", b"X-FORWARDED-FOR, x-real-ip", b"\x00"):
+        for lines in ([(b"connection", named), *xff(CLIENT)], [*xff(CLIENT), (b"Connection", named)]):
+            assert XFF.read(PROXY, lines).key == CLIENT, named
 
 
 SPELLINGS = [
@@ -275,33 +246,13 @@ NOT_ADDRESSES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "canonical"), SPELLINGS)
-def test_every_spelling_leads_to_one_form(text: str, canonical: str) -> None:
-    address = parse(text)
-    assert address
-    assert address.text == canonical
-
-
-@pytest.mark.parametrize("text", NOT_ADDRESSES, ids=lambda text: ascii(text[:24]))
-def test_anything_else_is_no_address(text: str) -> None:
-    assert parse(text) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "prefix", "key"),
-    [
-        ("203.0.113.9", 64, "203.0.113.9"),
-        ("::ffff:203.0.113.9", 48, "203.0.113.9"),
-        ("2001:db8:1:2:3:4:5:6", 64, "2001:db8:1:2::/64"),
-        ("2001:db8:1:2:3:4:5:6", 56, "2001:db8:1::/56"),
-        ("2001:db8:1:2:3:4:5:6", 48, "2001:db8:1::/48"),
-        ("2001:db8:1:2:3:4:5:6", 128, "2001:db8:1:2:3:4:5:6/128"),
-    ],
-)
-def test_the_key_is_the_address_or_its_network(text: str, prefix: int, key: str) -> None:
-    address = parse(text)
-    assert address
-    assert key_of(address, prefix) == key
+def test_every_spelling_leads_to_one_form_and_anything_else_is_no_address() -> None:
+    for text, canonical in SPELLINGS:
+        address = parse(text)
+        assert address, text
+        assert address.text == canonical
+    for text in NOT_ADDRESSES:
+        assert parse(text) is None, ascii(text[:24])
 
 
 @given(st.ip_addresses(v=4))

@@ -32,37 +32,32 @@ def quota(text: str) -> Quota:
     return Quota.parse(text)[0]
 
 
-@pytest.mark.parametrize(
-    ("limit", "policy"),
-    [
-        (quota("100/minute"), '"p";q=100;w=60'),
-        (quota("5000/day gcra"), '"p";q=5000;w=86400'),
-        (quota("100/minute burst 20"), '"p";q=120;w=72'),
-        (Quota.from_bucket(100, 10), '"p";q=100;w=10'),
-        (Quota.from_bucket(5, 10), '"p";q=5'),
-        (Quota(10, SECOND // 10), '"p";q=10'),
-        (Quota(10, 3 * SECOND // 2), '"p";q=10;w=2'),
-        (Quota(1, 1), '"p";q=1'),
-        (Quota.one_off(100), '"p";q=100'),
-        (Quota(EXACT, SECOND, algorithm=Algorithm.FIXED_WINDOW), f'"p";q={LARGEST};w=1'),
-    ],
-)
-def test_a_policy_is_a_capacity_and_the_time_it_comes_back_in(limit: Quota, policy: str) -> None:
-    assert draft_11([decision(limit, 1)], ["p"])[0] == ("RateLimit-Policy", policy)
+POLICIES = [
+    (quota("100/minute"), '"p";q=100;w=60'),
+    (quota("5000/day gcra"), '"p";q=5000;w=86400'),
+    (quota("100/minute burst 20"), '"p";q=120;w=72'),
+    (Quota.from_bucket(100, 10), '"p";q=100;w=10'),
+    (Quota.from_bucket(5, 10), '"p";q=5'),
+    (Quota(10, SECOND // 10), '"p";q=10'),
+    (Quota(10, 3 * SECOND // 2), '"p";q=10;w=2'),
+    (Quota(1, 1), '"p";q=1'),
+    (Quota.one_off(100), '"p";q=100'),
+    (Quota(EXACT, SECOND, algorithm=Algorithm.FIXED_WINDOW), f'"p";q={LARGEST};w=1'),
+]
+STATES = [
+    (decision(quota("9/s"), 5, 30 * SECOND), '"p";r=5;t=30'),
+    (decision(quota("9/s"), 5, 30 * SECOND + 1), '"p";r=5;t=31'),
+    (decision(quota("9/s"), 9, 0), '"p";r=9;t=0'),
+    (decision(quota("9/s"), 0, 30 * SECOND, 1_500_000), '"p";r=0;t=2'),
+    (decision(quota("9/s"), EXACT), f'"p";r={LARGEST};t=30'),
+]
 
 
-@pytest.mark.parametrize(
-    ("made", "state"),
-    [
-        (decision(quota("9/s"), 5, 30 * SECOND), '"p";r=5;t=30'),
-        (decision(quota("9/s"), 5, 30 * SECOND + 1), '"p";r=5;t=31'),
-        (decision(quota("9/s"), 9, 0), '"p";r=9;t=0'),
-        (decision(quota("9/s"), 0, 30 * SECOND, 1_500_000), '"p";r=0;t=2'),
-        (decision(quota("9/s"), EXACT), f'"p";r={LARGEST};t=30'),
-    ],
-)
-def test_the_state_is_what_is_left_and_for_how_long(made: Decision, state: str) -> None:
-    assert draft_11([made], ["p"])[1] == ("RateLimit", state)
+def test_a_policy_is_a_capacity_and_its_time_and_the_state_is_what_is_left_and_for_how_long() -> None:
+    for limit, policy in POLICIES:
+        assert draft_11([decision(limit, 1)], ["p"])[0] == ("RateLimit-Policy", policy)
+    for made, state in STATES:
+        assert draft_11([made], ["p"])[1] == ("RateLimit", state)
 
 
 def test_several_limits_are_listed_in_order() -> None:
@@ -73,7 +68,7 @@ def test_several_limits_are_listed_in_order() -> None:
     ]
 
 
-def test_partition_keys_tell_users_apart_but_not_who_they_are() -> None:
+def test_partition_keys_distinguish_users_without_identifying_them() -> None:
     key = partition_key(b"secret", "user@example.org")
     assert len(key) == 12
     assert key != partition_key(b"secret", "user2@example.org")
@@ -89,29 +84,21 @@ def test_versions_are_found_by_name() -> None:
     assert VERSIONS["off"]([decision(quota("1/s"))], ["p"]) == nothing([], []) == []
 
 
-@pytest.mark.parametrize(
-    "name", ["", "a\r\nSet-Cookie: x", "a\n", "é", "\x7f", "\x00", "x" * 257, None, 7, b"a", "\ud800"]
-)
-def test_a_name_that_is_no_string_is_refused(name: object) -> None:
-    with pytest.raises(InvalidHeader, match="printable ASCII"):
-        sf_string(name)
+def test_a_name_that_is_no_string_is_refused() -> None:
+    for name in ("", "a\r\nSet-Cookie: x", "a\n", "é", "\x7f", "\x00", "x" * 257, None, 7, b"a", "\ud800"):
+        with pytest.raises(InvalidHeader, match="printable ASCII"):
+            sf_string(name)
 
 
-@given(st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=40))
+@given(st.text(max_size=40) | st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=40))
 def test_any_printable_name_is_a_string_and_can_be_read_back(name: str) -> None:
-    encoded = sf_string(name)
-    assert re.fullmatch(STRING, encoded)
-    assert re.sub(r"\\(.)", r"\1", encoded[1:-1]) == name
-
-
-@given(st.text(max_size=40))
-def test_any_other_name_is_refused(name: str) -> None:
     try:
         encoded = sf_string(name)
     except InvalidHeader:
         assert not name or not name.isascii() or not name.isprintable()
     else:
         assert re.fullmatch(STRING, encoded)
+        assert re.sub(r"\\(.)", r"\1", encoded[1:-1]) == name
 
 
 limits = st.builds(

@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +22,7 @@ SECOND = 1_000_000
 MINUTE, DAY = Quota.parse("100/minute; 5000/day")
 REFUSED = Decision(False, 100, 0, 11_500_000, 60 * SECOND, Pressure.THROTTLED, MINUTE)
 CALM = Decision(True, 5000, 4000, 0, 17_280 * SECOND, Pressure.NORMAL, DAY)
-BOTH = msgspec.structs.replace(REFUSED, made_of=(CALM, REFUSED), index=1, degraded="circuit_open")
+BOTH = msgspec.structs.replace(REFUSED, parts=(CALM, REFUSED), index=1, degraded="circuit_open")
 
 
 def body(made: ProblemDocument) -> dict[str, Any]:
@@ -31,7 +30,7 @@ def body(made: ProblemDocument) -> dict[str, Any]:
     return decoded
 
 
-def test_a_refusal_says_what_and_until_when() -> None:
+def test_the_body_of_a_refusal() -> None:
     assert body(quota_exceeded(REFUSED, ["orders-user"])) == {
         "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
         "title": "Quota Exceeded",
@@ -57,30 +56,17 @@ def test_a_refusal_says_what_and_until_when() -> None:
 def test_of_several_limits_only_those_that_refuse_are_violated() -> None:
     made = body(quota_exceeded(BOTH, ["daily", "minute"], instance="/requests/7"))
     assert made["violated-policies"] == ["minute"]
-    assert made["detail"].startswith("minute allows 100/minute")
-    assert [limit["retry_after"] for limit in made["limits"]] == [0, 12]
     assert (made["degraded"], made["instance"]) == ("circuit_open", "/requests/7")
 
 
-def test_body_and_header_agree() -> None:
+def test_body_and_headers_agree() -> None:
     headers = dict(ResponseHeaders().of(BOTH, ["a", "b"], now=1))
     assert str(body(quota_exceeded(BOTH, ["a", "b"]))["retry_after"]) == headers["Retry-After"]
-
-
-def test_limits_without_names_get_those_of_the_headers() -> None:
     assert body(quota_exceeded(REFUSED))["violated-policies"] == ["default"]
     assert body(quota_exceeded(BOTH))["violated-policies"] == ["default#2"]
 
 
-def test_what_is_not_the_clients_doing_is_503() -> None:
-    made = body(reduced_capacity(msgspec.structs.replace(REFUSED, degraded="storage_unavailable"), ["orders"]))
-    assert made["type"] == "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
-    assert (made["status"], made["retry_after"], made["degraded"]) == (503, 12, "storage_unavailable")
-    assert made["violated-policies"] == ["orders"]
-    assert "limit" not in made
-
-
-def test_a_bad_request_says_where() -> None:
+def test_the_body_of_a_bad_request() -> None:
     made = body(bad_request("cost must be a whole number", [("/cost", "is -1"), ("/principal", "is missing")]))
     assert made == {
         "status": 400,
@@ -90,37 +76,24 @@ def test_a_bad_request_says_where() -> None:
     }
 
 
-def test_other_problems_are_what_their_status_says() -> None:
+def test_bodies_of_other_statuses() -> None:
     assert body(of_status(404)) == {"status": 404, "title": "Not Found"}
     assert body(of_status(403, "not yours"))["detail"] == "not yours"
     assert problem.CONTENT_TYPE == "application/problem+json"
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ("abc", "'abc'"),
-        ("a'b\r\n\x1b", '"a\'b\\r\\n\\x1b"'),
-        ("é\u202e", "'\\xe9\\u202e'"),
-        (b"\xff", "b'\\xff'"),
-        (-1, "-1"),
-        ("x" * 61, "'" + "x" * 50 + "'... (61 characters)"),
-        (["y" * 1000], "['" + "y" * 238 + "..."),
-    ],
-)
-def test_what_a_request_said_is_quoted(value: object, text: str) -> None:
-    assert shown(value) == text
+def test_values_of_a_request_are_quoted() -> None:
+    texts = ("abc", "'abc'"), ("a'b\r\n\x1b", '"a\'b\\r\\n\\x1b"'), ("é\u202e", "'\\xe9\\u202e'"), (b"\xff", "b'\\xff'")
+    long = ("x" * 61, "'" + "x" * 50 + "'... (61 characters)"), (["y" * 1000], "['" + "y" * 238 + "...")
+    for value, text in (*texts, (-1, "-1"), *long):
+        assert shown(value) == text
 
 
-def test_markup_is_escaped() -> None:
+def test_markup_is_escaped_and_texts_have_an_end() -> None:
     encoded = bad_request("</script><img src=x onerror=alert(1)>&amp;").encode()
     assert not re.search(rb"[<>&]", encoded)
     assert json.loads(encoded)["detail"] == "</script><img src=x onerror=alert(1)>&amp;"
-
-
-def test_texts_have_an_end() -> None:
-    assert len(plain("x" * 1_000_000)) == problem.LONGEST
-    assert plain("a" * 1000) == "a" * 1000
+    assert (len(plain("x" * 1_000_000)), plain("a" * 1000)) == (problem.LONGEST, "a" * 1000)
 
 
 anything = st.text(max_size=60) | st.text(st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), max_size=20)
@@ -142,7 +115,7 @@ def test_no_text_gets_out_unescaped(detail: str, pointer: str, instance: str, na
 
 
 @given(plain_form.decisions())
-def test_what_is_prepared_says_what_is_written_out_plainly(decision: Decision) -> None:
+def test_prepared_parts_make_the_same_output_as_a_plain_writer(decision: Decision) -> None:
     names = ["orders", "da%ily", "orders", "x"][: len(decision.limits)]
     expected = json.dumps(plain_form.refusal(decision, names), separators=(",", ":")).encode()
     if not decision.allowed:

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from headgate.admin.statements import slices, write_rows
-from headgate.admin.tables import audit, audit_start
+from headgate.admin.tables import audit, audit_start, in_slices, page_of, period, slices, write_rows
 from headgate.core.calendar import DAY_US
 
 RETENTION_DAYS = 90
@@ -45,8 +44,6 @@ class Actor(NamedTuple):
 
 
 class AuditEntry(NamedTuple):
-    """One change."""
-
     action: str
     """create, update or delete; of keys also revoke, of limits reset, and of the trail itself cut."""
     kind: str
@@ -56,8 +53,6 @@ class AuditEntry(NamedTuple):
 
 
 class AuditChain(NamedTuple):
-    """The result of `verify`."""
-
     entries: int
     last: str
     """The digest of the last entry; keep it elsewhere to detect later that entries at the end are missing."""
@@ -72,14 +67,12 @@ async def append(connection: AsyncConnection, entries: list[AuditEntry], actor: 
     sequence, previous = await _end(connection)
     common = {"at": now, "actor": actor.name, "request_id": actor.request_id, "reason": actor.reason}
     for some in slices(entries):
-        rows = await asyncio.to_thread(_chained, some, {**common, "revision": revision}, sequence, previous)
+        rows = await asyncio.to_thread(_chain, some, {**common, "revision": revision}, sequence, previous)
         await write_rows(connection, insert(audit), rows, dict)
         sequence, previous = rows[-1]["sequence"], rows[-1]["digest"]
 
 
-def _chained(
-    entries: Sequence[AuditEntry], common: dict[str, Any], sequence: int, previous: str
-) -> list[dict[str, Any]]:
+def _chain(entries: Sequence[AuditEntry], common: dict[str, Any], sequence: int, previous: str) -> list[dict[str, Any]]:
     """Return the rows of entries, each with the digest of the one before it."""
     rows = []
     for number, entry in enumerate(entries, sequence + 1):
@@ -109,7 +102,7 @@ async def verify(connection: AsyncConnection, contains: str = "") -> AuditChain:
         previous, count = row["digest"], count + 1
         missing = missing and contains != previous
     if start["digest"] != (cut or _NOTHING):
-        fault = f"entries 1 to {start['sequence']} are missing, and it was not the retention that removed them"
+        fault = f"entries 1 to {start['sequence']} are missing, and were not removed by the retention"
         return AuditChain(count, previous, fault)
     fault = f"the digest {contains:.64} is not in the chain: entries were removed or replaced" * missing
     return AuditChain(count, previous, fault, start["sequence"])
@@ -124,16 +117,10 @@ async def page(
     `without` is a kind that is excluded.
     """
     equal = filters.keys() - {"since", "until", "without"}
-    conditions = [audit.c[name] == filters[name] for name in equal]
+    conditions = [*[audit.c[name] == filters[name] for name in equal], *period(audit.c.at, filters)]
     if "without" in filters:
         conditions.append(audit.c.kind != filters["without"])
-    if "since" in filters:
-        conditions.append(audit.c.at >= filters["since"])
-    if "until" in filters:
-        conditions.append(audit.c.at < filters["until"])
-    some = select(audit).where(*conditions).order_by(audit.c.sequence.desc()).offset(offset).limit(limit)
-    total = (await connection.execute(select(func.count()).select_from(audit).where(*conditions))).scalar_one()
-    return [dict(row) for row in (await connection.execute(some)).mappings()], total
+    return await page_of(connection, select(audit).where(*conditions), [audit.c.sequence.desc()], offset, limit)
 
 
 async def prune(connection: AsyncConnection, now: int, days: int = RETENTION_DAYS) -> int:
@@ -188,15 +175,9 @@ async def _end(connection: AsyncConnection) -> tuple[int, str]:
 
 
 async def _rows(connection: AsyncConnection) -> AsyncIterator[dict[str, Any]]:
-    last = -1
-    while True:
-        page = select(audit).where(audit.c.sequence > last).order_by(audit.c.sequence).limit(_PAGE)
-        rows = (await connection.execute(page)).mappings().all()
-        for row in rows:
-            yield dict(row)
-        if len(rows) < _PAGE:
-            return
-        last = rows[-1]["sequence"]
+    async for some in in_slices(connection, select(audit), audit.c.sequence, _PAGE):
+        for row in some:
+            yield row._asdict()
 
 
 def texts_of(value: Any) -> Iterator[str]:

@@ -10,9 +10,12 @@ An operation may name the version that it replaces, so that it fails instead of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -20,12 +23,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from headgate.admin.audit import Actor
 from headgate.admin.database import Database
 from headgate.admin.objects import (
+    RULE_DEFAULTS,
+    STAMPS,
     TABLES,
     Body,
     InUse,
     ObjectKind,
     ObjectVersion,
     Operation,
+    ResultPage,
     Stored,
     UnknownObject,
     bodies_of,
@@ -38,8 +44,8 @@ from headgate.admin.objects import (
     stored_columns,
     stored_of,
 )
-from headgate.admin.revisions import undoing
-from headgate.admin.tables import changes, epoch_us, overrides, versions
+from headgate.admin.revisions import undo_operations
+from headgate.admin.tables import changes, epoch_us, overrides, page_of, versions
 from headgate.admin.transaction import (
     ORDER,
     TIERS,
@@ -51,12 +57,18 @@ from headgate.admin.transaction import (
     uses_of,
     without_uses,
 )
+from headgate.config.problems import InvalidRules, render
+from headgate.core.errors import HeadgateError, UsageError
 from headgate.policy.changing import BodyChange, merged
 from headgate.policy.dumping import to_data
-from headgate.policy.loading import from_data
-from headgate.policy.model import Ruleset
+from headgate.policy.loading import from_data, user_from_data
+from headgate.policy.model import Change, Ruleset
 from headgate.policy.snapshot import Changes, Whole
 
+DEFAULT_TIER = "default_tier"
+"""The setting with the tier of users without one."""
+_MOST_TIERS = 100
+_EMPTY: tuple[tuple[str, Any], ...] = (("tier", ""), ("overrides", {}))
 _CLEAN_UP = Actor("clean-up", reason="the override has ended")
 
 
@@ -83,31 +95,28 @@ class Catalog:
         return f"a {'SQLite' if self.database.is_sqlite else 'PostgreSQL'} database"
 
     async def revision(self) -> int:
-        """Return the number of the revision in force."""
         async with self.database.reading() as connection:
             return await revision_number(connection)
 
     async def document(self) -> Whole:
-        """Return the revision in force, as the data of a rules file."""
         async with self.database.reading() as connection:
             return Whole(await revision_number(connection), await document_of(connection))
 
     async def get(self, kind: ObjectKind, name: str) -> Stored | None:
-        """Return an object in force; None if it does not exist."""
         async with self.database.reading() as connection:
             return (await stored_of(connection, kind, [name])).get(name)
 
     async def page(
         self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
-    ) -> tuple[list[Stored], int]:
-        """Return objects of one kind that pass the filters, and their total number; see `RULE_DEFAULTS`."""
+    ) -> ResultPage:
+        """Return objects of one kind whose fields equal all filters; see `RULE_DEFAULTS`."""
         table = TABLES[kind]
         column, conditions = table.c[sort.lstrip("-")], [condition(table, *each) for each in filters.items()]
-        in_order = (column.desc() if sort.startswith("-") else column, table.c.id)
-        some = select(*stored_columns(table)).where(*conditions).order_by(*in_order).offset(offset).limit(limit)
+        order = column.desc() if sort.startswith("-") else column, table.c.id
+        query = select(*stored_columns(table)).where(*conditions)
         async with self.database.reading() as connection:
-            total = (await connection.execute(select(func.count()).select_from(table).where(*conditions))).scalar_one()
-            return [Stored(kind, *row) for row in await connection.execute(some)], total
+            rows, total = await page_of(connection, query, order, offset, limit)
+        return ResultPage.of([Stored(kind, **row).shown for row in rows], total, offset + limit)
 
     async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]:
         """Return all versions of an object, the newest first."""
@@ -184,14 +193,58 @@ class Catalog:
         async with self._changing(actor, dry_run=dry_run) as (_, transaction):
             return await transaction.run(operations)
 
+    async def put(self, kind: ObjectKind, name: str, body: Any, actor: Actor, expected: int | None = None) -> Edited:
+        """Create or replace an object. Raises as `change` does."""
+        if body is None:
+            raise UsageError(f"null is not a {kind}; to delete a {kind}, use DELETE")
+        if kind is ObjectKind.SETTING and name == DEFAULT_TIER and isinstance(body, str):
+            await self.check_tier(body)
+
+        def replaced(stored: Stored | None) -> Any:
+            if kind is ObjectKind.RULE:
+                check_stamps(body, stored.written if stored else {})
+            return body
+
+        with paths_in_body(kind, name):
+            return await self.edit(kind, name, replaced, actor, expected)
+
+    async def patch(
+        self, kind: ObjectKind, name: str, given: Body, actor: Actor, expected: int | None = None
+    ) -> Edited:
+        """Apply a JSON merge patch (RFC 7396) to an object; a user need not exist. Raises as `change` does."""
+        tier, changed = given.get("tier"), given.get("overrides")
+        if kind is ObjectKind.USER and isinstance(tier, str | int | float):  # a number is read as text
+            await self.check_tier(str(tier))
+
+        def patched(stored: Stored | None) -> Any:
+            if stored is None and kind is not ObjectKind.USER:
+                raise UnknownObject(f"{kind} {name!r:.200} does not exist")
+            body = merge_patch(stored.body if stored else {}, given)
+            if kind is ObjectKind.RULE:
+                if body.get("id") != name or "rule_id" in given:
+                    raise UsageError("the id of a rule cannot change: leave it out of the patch")
+                check_stamps(given, stored.written if stored else {})
+                body = {field: value for field, value in body.items() if field not in STAMPS}
+            if kind is ObjectKind.USER:
+                body = {field: value for field, value in body.items() if (field, value) not in _EMPTY} or None
+                overrides = user_from_data(body or {}).overrides
+                for rule in overrides.keys() & (changed or {}):
+                    check_override(overrides[rule])
+            return body
+
+        with paths_in_body(kind, name):
+            return await self.edit(kind, name, patched, actor, expected)
+
     async def delete(
         self, kind: ObjectKind, name: str, actor: Actor, expected: int | None = None, *, drop: bool = False
     ) -> Changed:
-        """Delete a rule or a tier; with `drop` also the overrides of a rule, and the tier of its users.
+        """Delete an object; with `drop` also the overrides of a rule, and the tier of its users.
 
         Raises InUse if another object uses it, and as `change` does.
         """
         async with self._changing(actor) as (connection, transaction):
+            if kind in {ObjectKind.USER, ObjectKind.SETTING}:
+                return await transaction.run([Operation(kind, name, None, expected)])
             found = (await stored_of(connection, kind, [name])).get(name)
             check_version(f"{kind} {name!r:.200}", expected, found.version if found else 0)
             uses = await uses_of(connection, kind, {name}, self._now())
@@ -202,6 +255,18 @@ class Catalog:
             gone = {"rules" if kind is ObjectKind.RULE else "of_tiers": {name}}
             used = await without_uses(connection, dropped.get(USERS, ()), dropped.get(TIERS, ()), **gone)
             return await transaction.run([Operation(kind, name, None), *used])
+
+    async def check_tier(self, tier: str) -> None:
+        """Raise UsageError unless there is a tier of this name, or a rule for it: it would have no effect."""
+        if not tier or await self.get(ObjectKind.TIER, tier) is not None:
+            return
+        if (await self.page(ObjectKind.RULE, {"tier": tier}, "position", 0, 1)).total:
+            return
+        known = [each["id"] for each in (await self.page(ObjectKind.TIER, {}, "id", 0, _MOST_TIERS)).items]
+        near = get_close_matches(tier, known, 1)
+        tiers = f"the tiers are: {', '.join(known)}" if known else "there are no tiers yet"
+        hint = f"did you mean {near[0]!r}?" if near else tiers
+        raise UsageError(f"tier {tier!r:.80} does not exist, and no rule names it: {hint}")
 
     async def end_overrides(self) -> None:
         """Delete overrides that have ended. Raises as `change` does."""
@@ -283,11 +348,129 @@ class Catalog:
     ) -> Changed:
         """Undo a revision by a new one, which can be undone too; with `force`, also what later changes replaced.
 
-        `expected` is the revision that must be in force; None: any. Raises as `headgate.admin.revisions.undoing` and
-        `change` do.
+        `expected` is the revision that must be in force; None: any. Raises as
+        `headgate.admin.revisions.undo_operations` and `change` do.
         """
         reason = f"undo of revision {number}" + (f": {actor.reason}" if actor.reason else "")
         async with self._changing(actor._replace(reason=reason), dry_run=dry_run) as (connection, transaction):
             check_version("what is in force", expected, await revision_number(connection))
-            operations, order = await undoing(connection, number, self._now(), force=force)
+            operations, order = await undo_operations(connection, number, self._now(), force=force)
             return await transaction.run(operations, order)
+
+
+class RulesInFile(HeadgateError):
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the rules come from the file {path}, so they are changed there; to change them here, serve from a "
+            f"database: headgate rules apply {path} --database URL, then headgate serve --database URL"
+        )
+
+
+class FileRules:
+    """Read-only rules of a file, with the methods of `Catalog`; `version` returns the number of loads."""
+
+    def __init__(self, path: str, ruleset: Callable[[], Ruleset], version: Callable[[], int]) -> None:
+        self._path, self._ruleset, self._version = path, ruleset, version
+
+    @property
+    def source(self) -> str:
+        return f"the file {self._path}"
+
+    async def revision(self) -> int:
+        return self._version()
+
+    async def document(self) -> Whole:
+        return Whole(self._version(), to_data(self._ruleset()))
+
+    async def get(self, kind: ObjectKind, name: str) -> Stored | None:
+        body = self._bodies(kind).get(name)
+        return None if body is None else Stored(kind, name, body, self._version(), 0, 0)
+
+    async def page(
+        self, kind: ObjectKind, filters: Mapping[str, Any], sort: str, offset: int, limit: int
+    ) -> ResultPage:
+        bodies = self._bodies(kind)
+        found = [name for name, body in bodies.items() if _passes(name, body, filters)]
+        if sort.lstrip("-") != "position":
+            found.sort(reverse=sort.startswith("-"))
+        some = [Stored(kind, name, bodies[name], self._version(), 0, 0) for name in found[offset : offset + limit]]
+        return ResultPage.of([each.shown for each in some], len(found), offset + limit)
+
+    async def check_tier(self, tier: str) -> None:
+        """Accept any tier: the change itself fails."""
+
+    async def versions(self, kind: ObjectKind, name: str) -> list[ObjectVersion]:
+        """Return the present version: earlier ones are not known."""
+        stored = await self.get(kind, name)
+        return [] if stored is None else [ObjectVersion(stored.version, stored.body, stored.version, 0, self._path)]
+
+    async def uses(self, kind: ObjectKind, name: str) -> dict[str, list[str]]:
+        ruleset = self._ruleset()
+        found = {
+            "users": [each for each, user in ruleset.users.items() if name in user.overrides],
+            "tiers": [each for each, changes in ruleset.tiers.items() if name in changes],
+            "rules": [rule.id for rule in ruleset.rules if name in rule.replaces],
+        }
+        return {how: names for how, names in found.items() if names and kind is ObjectKind.RULE}
+
+    async def change(self, *_: object, **__: object) -> NoReturn:
+        raise RulesInFile(self._path)
+
+    put = patch = delete = edit = apply = roll_back = undo = change
+
+    def _bodies(self, kind: ObjectKind) -> dict[str, Any]:
+        document = to_data(self._ruleset())
+        if kind is ObjectKind.RULE:  # with the times in the file
+            return {rule["id"]: rule for rule in document.get("rules", ())}
+        return bodies_of(document, kind)
+
+
+RuleCatalog: TypeAlias = Catalog | FileRules
+
+
+def _passes(name: str, body: Any, filters: Mapping[str, Any]) -> bool:
+    for field, wanted in filters.items():
+        if field == "search":
+            texts = (name, body.get("name", ""), body.get("endpoint", ""))
+            if not any(wanted.lower() in text.lower() for text in texts):
+                return False
+        elif body.get(field, RULE_DEFAULTS.get(field, "")) != wanted:
+            return False
+    return True
+
+
+def check_override(change: Change) -> None:
+    """Raise UsageError for an override that has ended, or changes nothing."""
+    if change.until is not None and change.until <= epoch_us():
+        raise UsageError("this override has already ended: until is in the past")
+    if change == Change(until=change.until):
+        raise UsageError(
+            "this override changes nothing: set a limit, burst, capacity, window, algorithm or limits; "
+            "to end an override, use DELETE"
+        )
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch (RFC 7396). It recurses: `parse_json` has bounded the depth of the patch."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge_patch(merged.get(name), value)
+    return merged
+
+
+@contextmanager
+def paths_in_body(kind: ObjectKind, name: str) -> Iterator[None]:
+    """Report problems of an object with paths in its own body, which is what the client sent."""
+    try:
+        yield
+    except InvalidRules as error:
+        place = re.compile(re.escape(render((f"{kind}s", name))) + r"(?:\.|(?=\[)|$)")
+        raise InvalidRules(
+            replace(each, path=place.sub("", each.path, 1) if place.match(each.path) else each.path)
+            for each in error.problems
+        ) from None

@@ -48,8 +48,6 @@ _MIGRATING = 0x4865_6164_6761_7465
 
 
 class DatabaseError(HeadgateError):
-    """A failed query or change."""
-
     public = "the database failed; the log of the service has the details"
     """The text for responses: the message itself has the name of the database and the text of its driver."""
 
@@ -67,10 +65,7 @@ class SchemaMismatch(DatabaseError):
 
 
 class Database:
-    """An admin database.
-
-    Args:
-        url: ``sqlite:///PATH`` or ``postgresql://USER:PASSWORD@HOST/DATABASE``.
+    """An admin database, by its URL: ``sqlite:///PATH`` or ``postgresql://USER:PASSWORD@HOST/DATABASE``.
 
     It does not connect; `open` does, and creates the tables of an empty database. Raises UsageError for other URLs.
     """
@@ -141,7 +136,7 @@ class Database:
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[AsyncConnection]:
         """Open a connection without a transaction. Raises DatabaseError."""
-        with _translated(self.name):
+        with _translate_errors(self.name):
             self._make_file()
             async with self._engine.connect() as connection:
                 yield connection
@@ -168,7 +163,7 @@ class Database:
 
     @asynccontextmanager
     async def _begun(self, connecting: AsyncConnection, *, writing: bool = False) -> AsyncIterator[AsyncConnection]:
-        with _translated(self.name):
+        with _translate_errors(self.name):
             self._make_file()
             async with connecting as connection:
                 is_snapshot = not writing and not self.is_sqlite  # whose transactions read from a snapshot anyway
@@ -188,27 +183,29 @@ class Database:
             return await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
 
     async def check_schema(self) -> None:
+        """Raise SchemaMismatch unless the tables are those of this version."""
         found, known = await self.schema(), _scripts()
-        if found == known.get_current_head():
-            return
-        if found is None or found in {script.revision for script in known.walk_revisions()}:
+        self._check_known(found, known)
+        if found != known.get_current_head():
             raise SchemaMismatch(f"{self.name}: its tables are of an older version: run headgate database upgrade")
-        raise SchemaMismatch(f"{self.name}: its tables are of a newer version of Headgate: upgrade Headgate")
+
+    def _check_known(self, found: str | None, known: ScriptDirectory) -> None:
+        if found is not None and found not in {script.revision for script in known.walk_revisions()}:
+            raise SchemaMismatch(
+                f"{self.name}: its tables are of version {found}, which this Headgate does not know: upgrade Headgate, "
+                "or, if an unreleased version created them, export the rules with that and apply them to a new database"
+            )
 
     async def upgrade(self) -> None:
-        """Migrate the tables to this version, atomically."""
-        await self._migrate("head", downgrade=False)
-
-    async def downgrade(self, target: str) -> None:
-        """Migrate the tables to an earlier version; ``"base"`` for none."""
-        await self._migrate(target, downgrade=True)
-
-    async def _migrate(self, target: str, *, downgrade: bool) -> None:
+        """Migrate the tables to this version, atomically. Raises SchemaMismatch for tables of an unknown version."""
         scripts = _scripts()
 
+        def steps(found: Any, _: object) -> Any:
+            self._check_known(found[0] if found else None, scripts)
+            return scripts._upgrade_revs("head", found)  # noqa: SLF001  as Alembic's own command does
+
         def migrate(connection: Connection) -> None:
-            steps = scripts._downgrade_revs if downgrade else scripts._upgrade_revs  # noqa: SLF001  as Alembic's own commands do
-            context = EnvironmentContext(Config(), scripts, fn=lambda found, _: steps(target, found))
+            context = EnvironmentContext(Config(), scripts, fn=steps)
             with context:
                 context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
                 context.run_migrations()
@@ -275,13 +272,13 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 @contextmanager
-def _translated(name: str) -> Iterator[None]:
+def _translate_errors(name: str) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
         raise _error(name, error) from error
     except OSError as error:  # such as TimeoutError
-        raise DatabaseUnavailable(f"{name}: cannot be reached: {str(error) or 'no answer in time'}") from error
+        raise DatabaseUnavailable(f"{name}: cannot be reached: {str(error) or 'no response in time'}") from error
     except msgspec.DecodeError as error:
         raise DatabaseError(f"{name}: a row is damaged: {error}") from error
     except SQLAlchemyError as error:

@@ -13,7 +13,7 @@ from sqlalchemy import Table, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin import audit, usage
-from headgate.admin.attention import CRITICAL, INFO, MOST_OF_A_KIND, WARNING, Attention, clock
+from headgate.admin.overview import CRITICAL, INFO, MOST_OF_A_KIND, WARNING, Attention, clock
 from headgate.admin.tables import api_keys, consumer_keys, overrides, rules, usage_minutes
 from headgate.admin.tables import audit as audit_entries
 from headgate.admin.usage import MINUTE_US, REQUESTS, UsagePoint
@@ -35,18 +35,18 @@ MOST_ENTRIES = 100_000
 """The longest audit trail that is verified automatically."""
 
 
-async def found(
+async def find_problems(
     connection: AsyncConnection, in_force: Sequence[Rule], refusing: Iterable[str], now: int
 ) -> list[Attention]:
     """Return problems of rules, overrides and keys; `refusing` are the rules that refuse most at present."""
     enabled = {rule.id: rule for rule in in_force if rule.enabled}
     return [
-        *await _risen(connection, [REQUESTS, *(rule for rule in refusing if rule in enabled)], now),
-        *await _shadows(connection, [rule.id for rule in enabled.values() if rule.shadow], now),
-        *await _unused(connection, enabled, now),
-        *await _ending(connection, now),
-        *await _expiring(connection, api_keys, "API key", "/keys", now),
-        *await _expiring(connection, consumer_keys, "consumer key", "/consumers", now),
+        *await _find_risen(connection, [REQUESTS, *(rule for rule in refusing if rule in enabled)], now),
+        *await _find_shadows(connection, [rule.id for rule in enabled.values() if rule.shadow], now),
+        *await _find_unused(connection, enabled, now),
+        *await _find_ending(connection, now),
+        *await _find_expiring(connection, api_keys, "API key", "/keys", now),
+        *await _find_expiring(connection, consumer_keys, "consumer key", "/consumers", now),
     ]
 
 
@@ -61,17 +61,17 @@ async def audit_fault(connection: AsyncConnection) -> list[Attention]:
     return [Attention(CRITICAL, "audit", what, why, do, "/audit")]
 
 
-async def _risen(connection: AsyncConnection, names: Sequence[str], now: int) -> Iterator[Attention]:
+async def _find_risen(connection: AsyncConnection, names: Sequence[str], now: int) -> Iterator[Attention]:
     """Compare shares of refusals with those of a day before, at the same time of day."""
     last = now - now % MINUTE_US
     named = list(dict.fromkeys(names))[: usage.MOST_SERIES]
     present = await usage.series(connection, named, last - COMPARED_US, MINUTE_US)
     before_until = last - DAY_US
     before = await usage.series(connection, named, before_until - COMPARED_US, MINUTE_US, before_until)
-    return (each for name in named if (each := _rise(name, present[name], before[name])) is not None)
+    return (each for name in named if (each := _describe_rise(name, present[name], before[name])) is not None)
 
 
-def _rise(name: str, present: Iterable[UsagePoint], before: Iterable[UsagePoint]) -> Attention | None:
+def _describe_rise(name: str, present: Iterable[UsagePoint], before: Iterable[UsagePoint]) -> Attention | None:
     counts, share = _share(present)
     old_counts, old_share = _share(before)
     if min(counts, old_counts) < FEWEST or share < old_share + RISEN or share < old_share * RISEN_TIMES:
@@ -83,7 +83,7 @@ def _rise(name: str, present: Iterable[UsagePoint], before: Iterable[UsagePoint]
         "refusals_risen",
         f"{what} {share:.1%} of requests, up from {old_share:.1%} at this time yesterday",
         "More callers exceed their limits, or one caller exceeds them by far.",
-        "Check who is refused. Stop the abuse, or raise the limit of those who need more.",
+        "Check which callers are refused. Stop the abuse, or raise the limits of callers that need more.",
         link,
     )
 
@@ -96,7 +96,7 @@ def _share(points: Iterable[UsagePoint]) -> tuple[int, float]:
     return allowed + denied, denied / (allowed + denied or 1)
 
 
-async def _shadows(connection: AsyncConnection, names: Sequence[str], now: int) -> list[Attention]:
+async def _find_shadows(connection: AsyncConnection, names: Sequence[str], now: int) -> list[Attention]:
     """Return which shadow rules are ready to refuse, and which would refuse a lot."""
     some = names[:MOST_SHADOWS]
     used = await usage.totals(connection, some, now - DAY_US) if some else {}
@@ -133,7 +133,7 @@ async def _shadows(connection: AsyncConnection, names: Sequence[str], now: int) 
     return items
 
 
-async def _unused(connection: AsyncConnection, enabled: Mapping[str, Rule], now: int) -> list[Attention]:
+async def _find_unused(connection: AsyncConnection, enabled: Mapping[str, Rule], now: int) -> list[Attention]:
     """Return the rules that matched no request in the last days, if there were any requests."""
     used = select(usage_minutes.c.at).where(usage_minutes.c.at >= now - UNUSED_US)
     of_rule = used.where(usage_minutes.c.rule_id == rules.c.id).limit(1).exists()
@@ -150,22 +150,21 @@ async def _unused(connection: AsyncConnection, enabled: Mapping[str, Rule], now:
             "unused_rules",
             f"{_named(names, 'Rule')} matched no request for 7 days",
             "Its endpoint gets no requests, its path is misspelt, or no client sends its dimension.",
-            "Try a request that the rule should match: the result says why it does not. Delete unused rules.",
+            "Try a request that the rule should match: the result has the reason why it does not. Delete unused rules.",
             _link("/rule", id=names[0]) if len(names) == 1 else "/rules",
         )
     ]
 
 
-async def _ending(connection: AsyncConnection, now: int) -> list[Attention]:
+async def _find_ending(connection: AsyncConnection, now: int) -> list[Attention]:
     columns = overrides.c
     soon = columns.until.between(now, now + ENDING_US)
-    first = select(columns.user_id, columns.rule_id, columns.until).where(soon).order_by(columns.until).limit(1)
-    row = (await connection.execute(first)).one_or_none()
+    named = select(columns.user_id, columns.rule_id, columns.until, func.count().over().label("total")).where(soon)
+    row = (await connection.execute(named.order_by(columns.until).limit(1))).one_or_none()
     if row is None:
         return []
-    count = (await connection.execute(select(func.count()).select_from(overrides).where(soon))).scalar_one()
     what = f"The override of {row.user_id} for rule {row.rule_id} ends at {clock(row.until)}"
-    more = f", and {count - 1} more within a day" if count > 1 else ""
+    more = f", and {row.total - 1} more within a day" if row.total > 1 else ""
     return [
         Attention(
             INFO,
@@ -178,26 +177,25 @@ async def _ending(connection: AsyncConnection, now: int) -> list[Attention]:
     ]
 
 
-async def _expiring(connection: AsyncConnection, table: Table, noun: str, link: str, now: int) -> list[Attention]:
+async def _find_expiring(connection: AsyncConnection, table: Table, noun: str, link: str, now: int) -> list[Attention]:
     """Return keys that expire soon, except those that have a successor."""
     keys, other = table.c, table.alias().c
     name = "name" if table is api_keys else "consumer"
     good = keys.revoked_at.is_(None), keys.expires_at.between(now, now + EXPIRING_US)
     lasts = or_(other.expires_at.is_(None), other.expires_at > now + EXPIRING_US)
     replaced = select(other.id).where(other[name] == keys[name], other.revoked_at.is_(None), lasts).exists()
-    soon = select(keys[name], keys.id, keys.expires_at).where(*good, ~replaced)
+    soon = select(keys[name], keys.id, keys.expires_at, func.count().over().label("total")).where(*good, ~replaced)
     first = (await connection.execute(soon.order_by(keys.expires_at).limit(1))).one_or_none()
     if first is None:
         return []
-    count = (await connection.execute(select(func.count()).select_from(soon.subquery()))).scalar_one()
-    more = f", and {count - 1} more within a week" if count > 1 else ""
+    more = f", and {first.total - 1} more within a week" if first.total > 1 else ""
     return [
         Attention(
             WARNING,
             "keys_expiring",
             f"The {noun} {first[0]} ({first.id}) expires at {clock(first.expires_at)}{more}",
             "Requests with it are refused from then on.",
-            "Rotate it with an overlap, and give the new key to its users.",
+            "Rotate it with an overlap, and distribute the new key.",
             link,
         )
     ]

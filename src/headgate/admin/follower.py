@@ -15,27 +15,28 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import asyncpg
 import msgspec
-from sqlalchemy import delete, insert, select, text, update
+from sqlalchemy import delete, func, insert, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin.catalog import Catalog
-from headgate.admin.consumers import PublishedKeys
 from headgate.admin.database import PATIENCE, Database, DatabaseError, DatabaseUnavailable
 from headgate.admin.keys import check_keys
 from headgate.admin.objects import CHANNEL
-from headgate.admin.tables import epoch_us, nodes
+from headgate.admin.tables import audit as trail
+from headgate.admin.tables import consumer_keys, epoch_us, nodes
 from headgate.core.errors import InvalidRule
 from headgate.observe import metrics
-from headgate.observe.workers import Slice
+from headgate.observe.workers import WorkerCounts
 from headgate.policy.changing import from_part
 from headgate.policy.key_file import CONSUMERS, KEYS, SharedKey, write_keys
-from headgate.policy.snapshot import WHOLE, Following, SnapshotWriter, Whole, read_following, write_following
+from headgate.policy.snapshot import RULES, Following, SnapshotWriter, Whole, read_following, write_following
 
 LOOK_EVERY = 2.0
 """Seconds between two polls of the revision."""
@@ -51,6 +52,8 @@ GONE_AFTER_US = 60_000_000
 """Time without a report after which a node is no longer listed."""
 FORGOTTEN_AFTER_US = 3_600_000_000
 """Time without a report after which a node is deleted."""
+_MOST_NAMES = 1000
+"""Changed consumers from which on all consumers are read again."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _UNREACHABLE_PAUSE = 0.5
 """The longest pause while the database is unreachable: another attempt costs only a refused connection."""
@@ -58,8 +61,6 @@ _LOG = logging.getLogger("headgate.admin")
 
 
 class NodeStatus(NamedTuple):
-    """A service that follows the database."""
-
     id: str
     host: str
     process: int
@@ -81,7 +82,9 @@ class Follower:
     `counted` returns the counters of this service's workers, with the revision of each.
     """
 
-    def __init__(self, catalog: Catalog, folder: Path, counted: Callable[[], Iterable[Slice]] = lambda: ()) -> None:
+    def __init__(
+        self, catalog: Catalog, folder: Path, counted: Callable[[], Iterable[WorkerCounts]] = lambda: ()
+    ) -> None:
         self._counted = counted
         self._catalog, self._database, self._folder = catalog, catalog.database, folder
         self._writer = SnapshotWriter(folder, self._database.name)
@@ -98,7 +101,6 @@ class Follower:
 
     @property
     def revision(self) -> int:
-        """The revision in the files."""
         return self._status.revision
 
     @property
@@ -115,7 +117,7 @@ class Follower:
             await self._update_keys()
             await self._update(await self._catalog.document())
         except (DatabaseError, InvalidRule, OSError) as error:
-            if not (self._folder / WHOLE).exists():
+            if not (self._folder / RULES).exists():
                 raise
             self.resume()
             self._failed(error)
@@ -158,7 +160,7 @@ class Follower:
         if changes.revision != self.revision:
             if not self._catalog.has_checked(self.revision, changes.revision):
                 await self._check(changes.revision, await self._catalog.about(changes))
-            if not await asyncio.to_thread(lambda: self._writer.append(changes) or self._writer.compact(changes)):
+            if not await asyncio.to_thread(self._writer.append, changes):
                 await self._update(await self._catalog.document())
                 return
         self._succeeded(changes.revision)
@@ -233,6 +235,50 @@ class Follower:
         return min([self.revision, *found])
 
 
+class PublishedKeys:
+    """The keys of consumers that were not revoked, as workers read them.
+
+    All are read once, then those of the consumers that the newer entries of the audit trail name.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._keys: dict[str, list[SharedKey]] = {}
+        self._seen: int | None = None
+        """The last entry that was read; None: all keys must be read."""
+
+    def forget(self) -> None:
+        """Read all keys the next time: entries may be removed while the database is unavailable."""
+        self._seen = None
+
+    async def changed(self) -> list[SharedKey] | None:
+        """Return all keys if one has changed since the last call, else None. Raises DatabaseError."""
+        async with self._database.reading() as connection:
+            newest: int = (await connection.execute(select(func.coalesce(func.max(trail.c.sequence), 0)))).scalar_one()
+            if newest == self._seen:
+                return None
+            names: list[str] | None = None
+            if self._seen is not None:
+                entries = trail.c.sequence > self._seen, trail.c.kind == "consumer"
+                found = await connection.execute(select(trail.c.subject).where(*entries).distinct().limit(_MOST_NAMES))
+                names = list(found.scalars())
+            if names is None or len(names) == _MOST_NAMES:
+                names, self._keys = None, {}
+            if names != []:
+                await self._read(connection, names)
+        self._seen = newest
+        return None if names == [] else [key for keys in self._keys.values() for key in keys]
+
+    async def _read(self, connection: AsyncConnection, names: list[str] | None) -> None:
+        keys = consumer_keys.c
+        columns = keys.id, keys.digest, keys.expires_at, keys.consumer, keys.tenant
+        found = select(*columns).where(keys.revoked_at.is_(None)).order_by(keys.consumer, keys.id)
+        for name in names or ():
+            self._keys.pop(name, None)
+        for row in await connection.execute(found if names is None else found.where(keys.consumer.in_(names))):
+            self._keys.setdefault(row.consumer, []).append(SharedKey(*row))
+
+
 class ConsumerFollower:
     """Keeps the keys of consumers in a folder up to date with a database, for services with other rules.
 
@@ -278,7 +324,6 @@ class ConsumerFollower:
 
 
 async def nodes_of(database: Database, now: int) -> list[NodeStatus]:
-    """Return the services that follow a database. Raises DatabaseError."""
     lately = select(nodes).where(nodes.c.seen_at > now - GONE_AFTER_US).order_by(nodes.c.host, nodes.c.started_at)
     async with database.reading() as connection:
         return [NodeStatus(**row) for row in (await connection.execute(lately)).mappings()]
@@ -293,64 +338,41 @@ async def _register(database: Database, status: NodeStatus) -> None:
             await connection.execute(delete(nodes).where(nodes.c.seen_at < status.seen_at - FORGOTTEN_AFTER_US))
 
 
-class _Feed:
-    """Notifications of changes."""
-
-    def __init__(self) -> None:
-        self.news = asyncio.Event()
-        self.ended = False
-
-    def end(self, *_: object) -> None:
-        self.ended = True
-        self.news.set()
-
-
 async def _follow(database: Database, catch_up: Callable[[], Awaitable[None]]) -> None:
-    """Catch up after each notification, and every few seconds, until the feed ends. Raises DatabaseError."""
-    feed = _Feed()
-    async with _counting(database, feed) if database.is_sqlite else _listening(database, feed):
-        while not feed.ended:
-            feed.news.clear()
-            await catch_up()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_EVERY):
-                    await feed.news.wait()
+    """Catch up after each change, and every few seconds, until the connection ends. Raises DatabaseError."""
+    await (_count if database.is_sqlite else _listen)(database, catch_up)
 
 
-@asynccontextmanager
-async def _counting(database: Database, feed: _Feed) -> AsyncIterator[None]:
-    counting = asyncio.ensure_future(_count(database, feed))
-    counting.add_done_callback(feed.end)
-    try:
-        yield
-    finally:
-        counting.cancel()
-        with suppress(asyncio.CancelledError, DatabaseError):
-            await counting
-
-
-async def _count(database: Database, feed: _Feed) -> None:
+async def _count(database: Database, catch_up: Callable[[], Awaitable[None]]) -> None:
     last: Any = None
+    at = 0.0
     async with database.connected() as connection:
         while True:
             seen = (await connection.execute(text("PRAGMA data_version"))).scalar()
             await connection.rollback()
-            if seen != last:
-                last = seen
-                feed.news.set()
+            if seen != last or time.monotonic() >= at:
+                last, at = seen, time.monotonic() + LOOK_EVERY
+                await catch_up()
             await asyncio.sleep(COUNTER_EVERY)
 
 
-@asynccontextmanager
-async def _listening(database: Database, feed: _Feed) -> AsyncIterator[None]:
+async def _listen(database: Database, catch_up: Callable[[], Awaitable[None]]) -> None:
     try:
         connection = await asyncpg.connect(database.dsn, timeout=PATIENCE, command_timeout=PATIENCE)
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise DatabaseUnavailable(f"{database.name}: cannot be reached: {str(error) or 'no answer in time'}") from error
+        raise DatabaseUnavailable(
+            f"{database.name}: cannot be reached: {str(error) or 'no response in time'}"
+        ) from error
+    news = asyncio.Event()
     try:
-        connection.add_termination_listener(feed.end)
-        await connection.add_listener(CHANNEL, lambda *_: feed.news.set())
-        yield
+        connection.add_termination_listener(lambda *_: news.set())
+        await connection.add_listener(CHANNEL, lambda *_: news.set())
+        while not connection.is_closed():
+            news.clear()
+            await catch_up()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY):
+                    await news.wait()
     finally:
         with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
             await connection.close(timeout=1)

@@ -119,7 +119,7 @@ class _Connection(HttpToolsProtocol):
             self._start_timer()
         super().data_received(data)
         if self._is_in_head and self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(problem.of_status(431, f"The head of a request has at most {HEAD_BYTES} bytes."))
+            self._refuse(problem.of_status(431, f"The head of a request must have at most {HEAD_BYTES} bytes."))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

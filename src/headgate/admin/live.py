@@ -14,26 +14,22 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import delete, select
 
 from headgate.admin import findings, usage
-from headgate.admin.attention import NO_DATABASE, Attention
 from headgate.admin.database import PATIENCE, Database, DatabaseError
 from headgate.admin.follower import FORGOTTEN_AFTER_US, NodeStatus, this_node
-from headgate.admin.statements import upsert
-from headgate.admin.tables import WATCHED, epoch_us, figures, nodes, revision
-from headgate.admin.usage import HOUR_US, MINUTE_US, REQUESTS, UsagePoint
+from headgate.admin.overview import NO_DATABASE, Attention, Fleet, NodeFigures
+from headgate.admin.tables import WATCHED, epoch_us, figures, nodes, revision, upsert
+from headgate.admin.usage import HOUR_US, MINUTE_US, REQUESTS
 from headgate.observe.rates import LOOK_US, STEP_US, STEPS, Figures, RateWatch
-from headgate.observe.workers import Slice
+from headgate.observe.workers import WorkerCounts
 from headgate.policy.model import Rule
 
 WATCHED_US = 20_000_000
 """Time for which services write after a view."""
-FRESH_US = 4 * LOOK_US
-"""The greatest age of a row that counts as present."""
 HISTORY_US = STEPS * STEP_US
 CACHED = 1.0
 """Seconds for which all views share one reading."""
@@ -46,38 +42,6 @@ _LOG = logging.getLogger("headgate.admin")
 _decode, _encode = msgspec.json.Decoder(Figures).decode, msgspec.json.Encoder().encode
 
 
-class NodeFigures(NamedTuple):
-    """A node with its last figures, which may be old; None if it has written none."""
-
-    status: NodeStatus
-    figures: Figures | None
-
-
-class Fleet(NamedTuple):
-    """All nodes at one moment."""
-
-    now: int
-    own: str
-    """The id of this node."""
-    nodes: list[NodeFigures]
-    revision: int
-    changed_at: int
-    reason: str = ""
-    """Why it has only this node; empty if it has all."""
-    findings: tuple[Attention, ...] = ()
-    """Problems that the database shows."""
-    hour: tuple[UsagePoint, ...] = ()
-    """Requests by outcome in each minute of the last hour."""
-    past: tuple[Figures, ...] = ()
-    """Figures of nodes that have ended, which are part of the fleet's history."""
-
-    @property
-    def fresh(self) -> list[Figures]:
-        """The figures of nodes that have written lately."""
-        found = [node.figures for node in self.nodes if node.figures is not None]
-        return [each for each in found if each.at > self.now - FRESH_US]
-
-
 class LiveFigures:
     """Measures the rates of a service, writes them during views, and sums those of all services.
 
@@ -88,7 +52,7 @@ class LiveFigures:
     def __init__(
         self,
         database: Database | None,
-        counted: Callable[[], Iterable[Slice]] = lambda: (),
+        counted: Callable[[], Iterable[WorkerCounts]] = lambda: (),
         hot_keys: Callable[[], bytes] = lambda: b"{}",
         status: Callable[[], NodeStatus] | None = None,
         *,
@@ -113,14 +77,11 @@ class LiveFigures:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._look())
             if self._database is not None:
                 group.create_task(self._write(self._database))
-
-    async def _look(self) -> None:
-        while True:
-            await asyncio.sleep((LOOK_US - self._now() % LOOK_US) / 1_000_000)
-            await self.look()
+            while True:
+                await asyncio.sleep((LOOK_US - self._now() % LOOK_US) / 1_000_000)
+                await self.look()
 
     async def look(self) -> None:
         try:
@@ -147,14 +108,14 @@ class LiveFigures:
             await connection.execute(upsert(connection, figures, replace=("at", "body")), row)
 
     async def fleet(self) -> Fleet:
-        """Return all nodes; only this one if the database does not answer in time."""
+        """Return all nodes; only this one if the database does not respond in time."""
         if self._fleet is not None and monotonic() - self._read_at < CACHED:
             return self._fleet
         reading = self._reading
         if reading is None or reading.done():
             reading = self._reading = asyncio.create_task(self._read())
         done, _ = await asyncio.wait({reading}, timeout=SLOW)
-        return reading.result() if done else self._alone("the database does not answer in time")
+        return reading.result() if done else self._alone("the database does not respond in time")
 
     async def finish(self) -> None:
         tasks = {task for task in (self._reading, self._finding) if task is not None}
@@ -207,7 +168,7 @@ class LiveFigures:
         refusing = dict.fromkeys(rule.rule_id for each in fleet.fresh for rule in each.rules if rule.refused)
         try:
             async with database.reading() as connection:
-                found = await findings.found(connection, self._rules(), refusing, self._now())
+                found = await findings.find_problems(connection, self._rules(), refusing, self._now())
             if monotonic() - self._verified_at > VERIFIED:
                 async with database.reading() as connection:
                     self._audit = await findings.audit_fault(connection)

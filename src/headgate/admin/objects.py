@@ -1,42 +1,42 @@
-"""What a database keeps of rules, tiers, users and settings: rows, each with a body in the form of a rules file."""
+"""Rules, tiers, users and settings as rows of a database, each with a body in the form of a rules file."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from enum import StrEnum
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from sqlalchemy import Column, ColumnElement, Table, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from headgate.admin.statements import AT_ONCE, among, slices
-from headgate.admin.tables import revision, rules, settings, tiers, users
+from headgate.admin.tables import among, in_slices, revision, rules, settings, slices, tiers, users
 from headgate.config.problems import Finding, InvalidRules
 from headgate.config.times import moment_text
 from headgate.core.errors import HeadgateError
-from headgate.policy.dumping import DEFAULTS
 from headgate.policy.forms import FILE
+from headgate.policy.model import Rule
 
-RULE_DEFAULTS: Mapping[str, Any] = DEFAULTS | {"algorithm": "token_bucket"}
-"""What a rule has where it does not say, also for filters. Fields that are not named here are empty then."""
+RULE_DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(Rule) if each.default is not MISSING} | {
+    "algorithm": "token_bucket"
+}
+"""Defaults of a rule's fields, for filters too; other fields default to an empty text."""
 SETTINGS = tuple([name for name in FILE.fields if name not in {"version", "rules", "tiers", "users"}])
-"""What a rules file has besides rules, tiers and users."""
+"""The members of a rules file besides rules, tiers and users."""
 STAMPS = ("created_at", "updated_at")
-"""What a rule has that only the database knows."""
+"""Fields of a rule that the database sets."""
 CHANNEL = "headgate"
 """The channel of PostgreSQL on which every new revision is announced."""
 ANY_VERSION = -1
-"""Stands for the version of something that has to exist, whatever its version is."""
-
+"""The expected version of an object that must exist, in any version."""
 _NAMED = 10
-"""Ids that a message has, of those of one kind."""
+"""Ids of one kind in a message."""
 
 Body = dict[str, Any]
+T = TypeVar("T")
 
 
 class ObjectKind(StrEnum):
-    """What an operation is about."""
-
     RULE = "rule"
     TIER = "tier"
     USER = "user"
@@ -52,106 +52,112 @@ TABLES: Mapping[ObjectKind, Table] = {
 
 
 class Operation(NamedTuple):
-    """One thing to change."""
+    """A change of one object."""
 
     kind: ObjectKind
     id: str
     body: Any | None
-    """What it is to be, in the form of a rules file; None: it is to be deleted."""
+    """The new state, in the form of a rules file; None: delete it."""
     expected: int | None = None
-    """The version that this replaces: 0 for something new, `ANY_VERSION` for what exists, None for anything."""
+    """The version to be replaced: 0 if it must not exist, `ANY_VERSION` if it must exist, None for any."""
 
 
 class Stored(NamedTuple):
-    """Something in force."""
+    """An object in force."""
 
     kind: ObjectKind
     id: str
     body: Any
     version: int
     created_at: int
-    """0: not known, since the rules are in a file."""
+    """0: unknown, since the rules are in a file."""
     updated_at: int
 
     @property
     def written(self) -> Any:
-        """The body with what the database knows besides: of a rule, when it was made and changed."""
+        """The body; of a rule, with the times of its creation and last change."""
         if self.kind is not ObjectKind.RULE or not self.created_at:
             return self.body
         return {**self.body, "created_at": moment_text(self.created_at), "updated_at": moment_text(self.updated_at)}
 
+    @property
+    def shown(self) -> Body:
+        """The object as the API shows it."""
+        has_fields = self.kind in {ObjectKind.RULE, ObjectKind.USER}
+        return {"id": self.id, **(self.written if has_fields else {"value": self.body})}
+
 
 class ObjectVersion(NamedTuple):
-    """What something was once."""
+    """A past or present version of an object."""
 
     version: int
     body: Any | None
-    """None: it was deleted then."""
+    """None: it was deleted."""
     revision: int
     at: int
     actor: str
 
 
 class ResultPage(NamedTuple):
-    """Some of many."""
+    """A part of a list."""
 
     items: list[dict[str, Any]]
     total: int
-    """How many there are altogether, as far as the filters let them through."""
+    """The number of items on all pages."""
     next: int | None
     """The offset of the next page; None if this is the last."""
 
     @classmethod
     def of(cls, items: list[dict[str, Any]], total: int, end: int) -> Self:
-        """Return the page that ends at an offset."""
         return cls(items, total, end if end < total else None)
 
 
 class VersionConflict(HeadgateError):
-    """Something is not of the version that was to be replaced: somebody else was quicker."""
+    """An object has another version than the expected one: someone else has changed it."""
 
     def __init__(self, what: str, expected: int, found: int) -> None:
         self.expected = expected
         if not expected:
-            super().__init__(f"{what} exists already, in version {found}")
+            super().__init__(f"{what} already exists, at version {found}")
         elif expected == ANY_VERSION:
-            super().__init__(f"{what} does not exist, and If-Match asks for one that does")
+            super().__init__(f"{what} does not exist, but If-Match requires it to exist")
         elif not found:
-            super().__init__(f"{what} does not exist any more; version {expected} was to be replaced")
+            super().__init__(f"{what} no longer exists, so version {expected} cannot be replaced")
         else:
-            super().__init__(f"{what} is of version {found} by now, not {expected}: read it again")
+            super().__init__(f"{what} is now at version {found}, not {expected}: read it again")
 
 
 class InUse(HeadgateError):
-    """What is to be deleted is used by something else.
+    """An object that is to be deleted is in use. `uses` are the ids of the objects that use it, by kind."""
 
-    Args:
-        what: is to be deleted.
-        users: ids of what uses it, by their kind.
-        hint: what would help.
-    """
-
-    def __init__(self, what: str, users: Mapping[str, Sequence[str]], hint: str) -> None:
-        said = []
-        for kind, names in users.items():
+    def __init__(self, what: str, uses: Mapping[str, Sequence[str]], hint: str) -> None:
+        parts = []
+        for kind, names in uses.items():
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            said.append(f"{len(names)} {kind if len(names) > 1 else kind[:-1]} ({', '.join(names[:_NAMED])}{more})")
-        super().__init__(f"{what} is used by {', '.join(said)}; {hint}")
+            parts.append(f"{len(names)} {kind if len(names) > 1 else kind[:-1]} ({', '.join(names[:_NAMED])}{more})")
+        super().__init__(f"{what} is used by {', '.join(parts)}; {hint}")
 
 
 class UnknownObject(HeadgateError):
-    """Something that was to be deleted, or whose version was asked for, does not exist."""
+    """An object that does not exist."""
+
+
+def existing(found: T | None, why: str) -> T:
+    """Return an object, or raise UnknownObject with the reason."""
+    if found is None:
+        raise UnknownObject(why)
+    return found
 
 
 def check_version(what: str, expected: int | None, found: int) -> None:
-    """Raise VersionConflict unless something is of the version that is expected; see `Operation.expected`."""
+    """Raise VersionConflict unless the version is the expected one; see `Operation.expected`."""
     is_expected = found > 0 if expected == ANY_VERSION else expected in {None, found}
     if expected is not None and not is_expected:
         raise VersionConflict(what, expected, found)
 
 
 def check_stamps(given: Body, known: Body, where: str = "") -> None:
-    """Raise InvalidRules if a rule that is to be written has other times than the database keeps of it."""
+    """Raise InvalidRules for a rule with other times than those in the database."""
     other = [name for name in STAMPS if given.get(name, known.get(name)) != known.get(name)]
     if other:
         message, hint = "the database itself keeps the times of rules", "Leave it out"
@@ -159,14 +165,14 @@ def check_stamps(given: Body, known: Body, where: str = "") -> None:
 
 
 def without_overrides(user: Body, rules: Collection[str]) -> Body | None:
-    """Return the body of a user without the overrides of some rules; None if nothing is special then."""
+    """Return the body of a user without the overrides of some rules; None if it becomes empty."""
     left = {rule: change for rule, change in user.get("overrides", {}).items() if rule not in rules}
     others = {name: value for name, value in user.items() if name != "overrides"}
     return {**others, **({"overrides": left} if left else {})} or None
 
 
 def operations_between(present: Body, wanted: Body) -> list[Operation]:
-    """Return what makes of the data of one rules file that of another."""
+    """Return the operations that turn the data of one rules file into that of another."""
     operations = []
     for kind in (ObjectKind.SETTING, ObjectKind.RULE, ObjectKind.TIER, ObjectKind.USER):
         before, after = bodies_of(present, kind), bodies_of(wanted, kind)
@@ -178,7 +184,7 @@ def operations_between(present: Body, wanted: Body) -> list[Operation]:
 
 
 def bodies_of(document: Mapping[str, Any], kind: ObjectKind) -> dict[str, Any]:
-    """Return what the data of a rules file has of one kind, by id; rules without what only the database knows."""
+    """Return the bodies of one kind in the data of a rules file, by id; rules without `STAMPS`."""
     if kind is ObjectKind.SETTING:
         return {name: document[name] for name in SETTINGS if document.get(name) is not None}
     if kind is not ObjectKind.RULE:
@@ -191,24 +197,23 @@ def bodies_of(document: Mapping[str, Any], kind: ObjectKind) -> dict[str, Any]:
 
 
 async def revision_number(connection: AsyncConnection) -> int:
-    """Return the revision that is in force."""
     number: int = (await connection.execute(select(revision.c.number))).scalar_one()
     return number
 
 
 async def order_of(connection: AsyncConnection) -> list[str]:
-    """Return the ids of all rules as they follow each other."""
+    """Return the ids of all rules in their order."""
     return list((await connection.execute(select(rules.c.id).order_by(rules.c.position, rules.c.id))).scalars())
 
 
 async def announce(connection: AsyncConnection, number: int) -> None:
-    """Tell all who follow the database that there is something new, as of a revision; on SQLite, they look."""
+    """Notify the followers of the database of a revision; on SQLite, they poll."""
     if connection.dialect.name == "postgresql":
         await connection.execute(select(func.pg_notify(CHANNEL, str(number))))
 
 
 async def document_of(connection: AsyncConnection) -> Body:
-    """Return all that is in force as the data of a rules file."""
+    """Return all objects in force as the data of a rules file."""
     in_order = select(*stored_columns(rules)).order_by(rules.c.position, rules.c.id)
     written = [Stored(ObjectKind.RULE, *row).written for row in await connection.execute(in_order)]
     document = {"version": 1, "rules": written, "tiers": await bodies_in(connection, tiers)}
@@ -216,17 +221,15 @@ async def document_of(connection: AsyncConnection) -> Body:
 
 
 async def bodies_in(connection: AsyncConnection, table: Table) -> dict[str, Any]:
-    """Return all bodies by id, in the order of ids, so that the same rules are the same text."""
-    found, some = dict[str, Any](), select(table.c.id, table.c.body).order_by(table.c.id).limit(AT_ONCE)
-    rows = (await connection.execute(some)).all()
-    while rows:
+    """Return all bodies, sorted by id, so that equal rules have equal texts."""
+    found = dict[str, Any]()
+    async for rows in in_slices(connection, select(table.c.id, table.c.body), table.c.id):
         found |= {row.id: row.body for row in rows}
-        rows = (await connection.execute(some.where(table.c.id > rows[-1].id))).all() if len(rows) == AT_ONCE else ()
     return found
 
 
 async def stored_of(connection: AsyncConnection, kind: ObjectKind, names: Iterable[str]) -> dict[str, Stored]:
-    """Return what is in force of one kind, by id, as far as it is named; rules in their order."""
+    """Return the named objects of one kind by id, rules in their order."""
     table = TABLES[kind]
     in_order = (rules.c.position, rules.c.id) if table is rules else (table.c.id,)
     found, columns = dict[str, Stored](), stored_columns(table)
@@ -241,17 +244,16 @@ def condition(table: Table, name: str, wanted: Any) -> ColumnElement[bool]:
     if name == "search":
         texts = [table.c.id, *[func.coalesce(table.c.body[field].as_string(), "") for field in ("name", "endpoint")]]
         return or_(*[func.lower(text).contains(wanted.lower(), autoescape=True) for text in texts])
-    given: ColumnElement[Any]
+    present: ColumnElement[Any]
     if name in table.c:
-        given = table.c[name]
+        present = table.c[name]
     else:
         field = table.c.body[name]
-        said = field.as_boolean() if isinstance(wanted, bool) else field.as_string()
-        given = func.coalesce(said, RULE_DEFAULTS.get(name, ""))
-    equal: ColumnElement[bool] = given == wanted
+        text = field.as_boolean() if isinstance(wanted, bool) else field.as_string()
+        present = func.coalesce(text, RULE_DEFAULTS.get(name, ""))
+    equal: ColumnElement[bool] = present == wanted
     return equal
 
 
 def stored_columns(table: Table) -> list[Column[Any]]:
-    """Return the columns that a `Stored` has besides its kind."""
     return [table.c[name] for name in Stored._fields if name != "kind"]

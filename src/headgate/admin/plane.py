@@ -21,14 +21,13 @@ from typing import NamedTuple
 from headgate.admin import audit, refusals, sessions, usage, what_if
 from headgate.admin.api import application
 from headgate.admin.audit import Actor
-from headgate.admin.catalog import Catalog
+from headgate.admin.catalog import Catalog, FileRules, RuleCatalog
 from headgate.admin.database import Database, DatabaseError, SchemaMismatch
 from headgate.admin.follower import Follower
 from headgate.admin.keys import AdminKeys
 from headgate.admin.listener import AdminListener
 from headgate.admin.live import LiveFigures
 from headgate.admin.refusals import RefusalLog
-from headgate.admin.rule_catalogs import FileRules, RuleCatalog
 from headgate.admin.security import READS, WRITES
 from headgate.admin.service import AdminService
 from headgate.admin.sessions import Sessions
@@ -38,10 +37,10 @@ from headgate.core.errors import InvalidRule
 from headgate.engine import AsyncEngine
 from headgate.observe.principal_use import WindowUse
 from headgate.observe.refusals import Refusal
-from headgate.observe.workers import Slice
+from headgate.observe.workers import WorkerCounts
 from headgate.policy.loading import from_data
 from headgate.policy.model import Ruleset
-from headgate.policy.snapshot import WHOLE
+from headgate.policy.snapshot import RULES
 from headgate.web.deprecation import Deprecations
 
 _HOUSEKEEPING, _ENDED = 600.0, 2.0
@@ -59,8 +58,6 @@ class Begun(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """The rules of a database."""
-
     rules: int
     is_empty: bool
     """Whether it never had any rules, or does not exist yet."""
@@ -112,7 +109,7 @@ class AdminPlane:
                 made = await AdminKeys(database, self.key).first()
                 first = made.text if made else ""
             except SchemaMismatch as error:  # during an upgrade of a fleet, a node that restarts must serve
-                if not (self.folder / WHOLE).exists():
+                if not (self.folder / RULES).exists():
                     raise
                 follower.resume()
                 return Begun("", str(error))
@@ -144,7 +141,7 @@ class AdminPlane:
         listening: socket,
         engine: AsyncEngine,
         hot_keys: Callable[[], bytes] = lambda: b"{}",
-        counted: Callable[[], Iterable[Slice]] = lambda: (),
+        counted: Callable[[], Iterable[WorkerCounts]] = lambda: (),
         used: Callable[..., list[WindowUse]] = lambda **_: [],
         refused: Callable[[], list[Refusal]] = list,
     ) -> AsyncIterator[None]:
@@ -164,7 +161,7 @@ class AdminPlane:
             try:
                 follower.resume()
             except (InvalidRule, OSError) as error:  # the follower reads everything again
-                _LOG.warning("the last good rules cannot be read: %s", error)
+                _LOG.warning("the last valid rules cannot be read: %s", error)
             writer = UsageWriter(database, counted, used=used)
             tasks += [
                 asyncio.create_task(follower.run()),
@@ -224,7 +221,7 @@ class AdminPlane:
             await refusals.prune(connection, now, self.audit_days)
             await sessions.prune(connection, now)
         if removed:
-            _LOG.info("%d entries of the audit trail were older than %d days", removed, self.audit_days)
+            _LOG.info("removed %d entries of the audit trail, older than %d days", removed, self.audit_days)
 
 
 async def _every(seconds: float, clean_up: Callable[[], Awaitable[None]]) -> None:

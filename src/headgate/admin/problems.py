@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from litestar import Litestar, Request, Response
+from litestar import Request, Response
 from litestar.exceptions import HTTPException, NotFoundException, ValidationException
-from litestar.routes import HTTPRoute
 
+from headgate.admin.catalog import RulesInFile
 from headgate.admin.database import DatabaseError
 from headgate.admin.objects import InUse, UnknownObject, VersionConflict
-from headgate.admin.parameters import InvalidParameters, taken, unfit
 from headgate.admin.revisions import Superseded
-from headgate.admin.rule_catalogs import RulesInFile
-from headgate.admin.security import BodyTooLarge, BodyTooSlow
+from headgate.admin.routes.requests import InvalidParameters, allowed_methods, invalid_parameters, parameters_for
 from headgate.config.problems import InvalidRules
 from headgate.core.errors import HeadgateError, UsageError
 from headgate.core.numbers import short
@@ -49,10 +46,15 @@ def problem_of(error: Exception, *, is_conditional: bool = False) -> ProblemDocu
     conflicts = error.conflicts[:_MOST_CONFLICTS] if isinstance(error, Superseded) else ()
     for kind, status in _STATUSES:
         if isinstance(error, kind):
-            return of_status(status, _public(error), conflicts=[each._asdict() for each in conflicts])
+            if isinstance(error, DatabaseError):
+                _LOG.warning("answered with 503: %s", error)
+            detail = error.public if isinstance(error, DatabaseError) else str(error)
+            return of_status(status, detail, conflicts=[each._asdict() for each in conflicts])
     if isinstance(error, ValidationException) and isinstance(error.extra, list):
         found = [each for each in error.extra if isinstance(each, dict)]
-        faults = tuple((_place(str(each.get("key", ""))), str(each.get("message", ""))) for each in found[:100])
+        keys = [str(each.get("key", "")) for each in found[:100]]
+        places = [pointer(key) if key != "data" else "" for key in keys]  # the parameter of routes for the whole body
+        faults = tuple((place, str(each.get("message", ""))) for place, each in zip(places, found, strict=False))
         return bad_request("the request is not acceptable; nothing was changed", faults)
     if isinstance(error, HTTPException):
         return of_status(error.status_code, error.detail)
@@ -60,20 +62,7 @@ def problem_of(error: Exception, *, is_conditional: bool = False) -> ProblemDocu
     return of_status(500, "this is a defect of Headgate; its log has the details")
 
 
-def _public(error: Exception) -> str:
-    if not isinstance(error, DatabaseError):
-        return str(error)
-    _LOG.warning("answered with 503: %s", error)
-    return error.public
-
-
-def _place(key: str) -> str:
-    return pointer(key) if key != "data" else ""  # the parameter of routes that is the whole body
-
-
 _STATUSES: tuple[tuple[type[Exception], int], ...] = (
-    (BodyTooLarge, 413),
-    (BodyTooSlow, 408),
     (RecursionError, 400),
     (UnknownObject, 404),
     (InUse, 409),
@@ -87,7 +76,7 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
 
 def problem_response(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     if isinstance(error, ValidationException) and isinstance(error.extra, list):
-        faults = unfit(taken(request), error.extra)
+        faults = invalid_parameters(parameters_for(request), error.extra)
         error = InvalidParameters(faults) if faults else error
     is_conditional = "if-match" in request.headers or "if-none-match" in request.headers
     if isinstance(error, InvalidParameters):
@@ -96,27 +85,10 @@ def problem_response(request: Request[Any, Any, Any], error: Exception) -> Respo
         problem = problem_of(error, is_conditional=is_conditional)
     headers, path = {}, request.scope["path"]
     if isinstance(error, NotFoundException):
-        problem = of_status(404, f"there is nothing at {short(path)}; /docs lists all paths")
+        problem = of_status(404, f"no such path: {short(path)}; /docs lists all paths")
     elif problem.status == 405:
         headers["Allow"] = allowed = allowed_methods(request.app, path)
         problem = of_status(405, f"{short(path)} accepts {allowed}, not {short(request.method)}")
     return Response(
         problem.encode(), status_code=problem.status, media_type="application/problem+json", headers=headers
     )
-
-
-def allowed_methods(app: Litestar, path: str) -> str:
-    """Return the value of the header Allow for a path."""
-    found = (methods for pattern, methods in app.state.methods if pattern.fullmatch(path.rstrip("/")))
-    return ", ".join(sorted({method for methods in found for method in methods}))
-
-
-def methods_of(routes: Iterable[HTTPRoute]) -> list[tuple[re.Pattern[str], set[str]]]:
-    """Return pairs of a pattern for paths and its methods, with HEAD wherever there is GET."""
-    return [
-        (
-            re.compile("/".join("[^/]+" if part[:1] == "{" else re.escape(part) for part in route.path.split("/"))),
-            set(route.methods) | ({"HEAD"} if "GET" in route.methods else set()),
-        )
-        for route in routes
-    ]

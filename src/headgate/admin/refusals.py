@@ -20,8 +20,17 @@ from sqlalchemy import Table, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin.database import PATIENCE, Database, DatabaseError
-from headgate.admin.statements import last_batch, note_batch, sum_of, upsert
-from headgate.admin.tables import epoch_us, refusal_hours, refusals
+from headgate.admin.tables import (
+    epoch_us,
+    last_batch,
+    note_batch,
+    page_of,
+    period,
+    refusal_hours,
+    refusals,
+    sum_of,
+    upsert,
+)
 from headgate.core.calendar import DAY_US
 from headgate.observe.refusals import TAKEN_EVERY, Refusal
 
@@ -87,7 +96,7 @@ class RefusalLog:
             await self._write(self._database)
         except DatabaseError as error:
             if not self._is_unavailable:
-                _LOG.warning("refusals wait for the database: %s", error)
+                _LOG.warning("refusals cannot be written to the database yet: %s", error)
             self._is_unavailable = True
         else:
             self._is_unavailable = False
@@ -112,12 +121,16 @@ class RefusalLog:
                 return await page(connection, filters, step, offset, limit)
         self._waiting.extend(self._taken())
         since = max(filters.get("since", 0), self._now() - DAY_US)
-        found = [each for each in reversed(self._waiting) if each.at >= since and _is_meant(each, filters, step)]
+        until, rule = filters.get("until", 1 << 62), filters.get("rule_id")
+        found = [
+            each
+            for each in reversed(self._waiting)
+            if since <= each.at < until
+            and rule in {None, each.rule_id}
+            and all(getattr(each, _column(name, step)) in filters[name] for name in WHO if name in filters)
+        ]
         if step == "hour":
-            rows = [
-                {"at": at, "rule_id": rule, "principal": principal, "count": count}
-                for (at, rule, principal), count in sorted(_by_hour(found).items(), reverse=True)
-            ]
+            rows = _by_hour(found)[::-1]
         else:
             rows = [msgspec.structs.asdict(each) for each in sorted(found, key=lambda each: -each.at)]
         return rows[offset : offset + limit], len(rows)
@@ -128,9 +141,9 @@ class RefusalLog:
         if self._database is None:
             self._waiting.extend(self._taken())
             sums: Counter[tuple[str, str]] = Counter()
-            for (_, rule, principal), count in _by_hour([each for each in self._waiting if each.at >= first]).items():
-                if rule_id in {None, rule}:
-                    sums[rule, principal] += count
+            for each in self._waiting:
+                if each.at >= first and rule_id in {None, each.rule_id}:
+                    sums[each.rule_id, each.principal] += each.count
             rows = sums.most_common(most)
             return [{"rule_id": rule, "principal": principal, "count": count} for (rule, principal), count in rows]
         hours = refusal_hours.c
@@ -142,22 +155,18 @@ class RefusalLog:
             return [dict(row) for row in (await connection.execute(ranked)).mappings()]
 
 
-def _is_meant(refusal: Refusal, filters: Filters, step: str) -> bool:
-    if refusal.rule_id != filters.get("rule_id", refusal.rule_id) or refusal.at >= filters.get("until", 1 << 62):
-        return False
-    return all(getattr(refusal, _column(name, step)) in filters[name] for name in WHO if name in filters)
-
-
 def _column(name: str, step: str) -> str:
     """Return the column of a field of `WHO`: sums by hour only have the principal of the rule."""
     return "principal" if step == "hour" else name
 
 
-def _by_hour(some: Collection[Refusal]) -> Counter[tuple[int, str, str]]:
+def _by_hour(some: Collection[Refusal]) -> list[dict[str, Any]]:
+    """Return the sums by hour, rule and principal, sorted by these."""
     sums: Counter[tuple[int, str, str]] = Counter()
     for each in some:
         sums[each.at - each.at % _HOUR_US, each.rule_id, each.principal] += each.count
-    return sums
+    names = ("at", "rule_id", "principal", "count")
+    return [dict(zip(names, (*key, count), strict=True)) for key, count in sorted(sums.items())]
 
 
 async def add(database: Database, writer: str, sequence: int, batch: Collection[Refusal], now: int) -> None:
@@ -166,10 +175,7 @@ async def add(database: Database, writer: str, sequence: int, batch: Collection[
         if await last_batch(connection, writer) >= sequence:
             return
         await connection.execute(refusals.insert(), [msgspec.structs.asdict(each) for each in batch])
-        hours = [  # sorted, so that two writers cannot deadlock
-            {"at": at, "rule_id": rule, "principal": principal, "count": count}
-            for (at, rule, principal), count in sorted(_by_hour(batch).items())
-        ]
+        hours = _by_hour(batch)  # sorted, so that two writers cannot deadlock
         await connection.execute(upsert(connection, refusal_hours, add=["count"]), hours)
         await note_batch(connection, writer, sequence, now)
 
@@ -206,14 +212,9 @@ async def page(
     table = refusal_hours if step == "hour" else refusals
     conditions: list[Any] = [table.c.rule_id == filters["rule_id"]] if "rule_id" in filters else []
     conditions += [table.c[_column(name, step)].in_(filters[name]) for name in WHO if name in filters]
-    if "since" in filters:
-        conditions.append(table.c.at >= filters["since"] - (filters["since"] % _HOUR_US if step == "hour" else 0))
-    if "until" in filters:
-        conditions.append(table.c.at < filters["until"])
+    if step == "hour" and "since" in filters:  # with the whole first hour
+        filters = {**filters, "since": filters["since"] - filters["since"] % _HOUR_US}
+    conditions += period(table.c.at, filters)
     last = table.c.principal if step == "hour" else table.c.id.desc()
-    found = select(table).where(*conditions)
-    rows = await connection.execute(
-        found.order_by(table.c.at.desc(), table.c.rule_id, last).offset(offset).limit(limit)
-    )
-    total = (await connection.execute(select(func.count()).select_from(found.subquery()))).scalar_one()
-    return [dict(row) for row in rows.mappings()], total
+    order = table.c.at.desc(), table.c.rule_id, last
+    return await page_of(connection, select(table).where(*conditions), order, offset, limit)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Row, Select, and_, func, select
+from sqlalchemy import ColumnElement, Row, and_, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin.objects import (
@@ -18,10 +18,11 @@ from headgate.admin.objects import (
     order_of,
     revision_number,
     stored_of,
+    without_overrides,
 )
-from headgate.admin.statements import AT_ONCE, among
-from headgate.admin.tables import audit, versions
+from headgate.admin.tables import among, audit, in_slices, versions
 from headgate.admin.transaction import ORDER, TIERS, USERS, uses_of, without_uses
+from headgate.config.times import moment_text
 from headgate.core.errors import HeadgateError
 from headgate.policy.loading import change_from_data
 
@@ -30,26 +31,12 @@ _NAMED = 10
 _IS_CHANGE: ColumnElement[bool] = and_(
     audit.c.kind.in_([*ObjectKind, ORDER]), audit.c.action.in_(["create", "update", "delete"])
 )
+_COMMON = ("at", "actor", "request_id", "reason")
+"""Fields that all entries of a revision share."""
 _KEPT_IN = {"rules": ObjectKind.RULE, TIERS: ObjectKind.TIER, USERS: ObjectKind.USER, "settings": ObjectKind.SETTING}
 
 
-class Revision(NamedTuple):
-    """One change of the objects in force."""
-
-    revision: int
-    at: int
-    actor: str
-    request_id: str
-    reason: str
-    changes: int
-    """The number of objects that it changed."""
-    summary: str
-    """Its changes, in one line."""
-
-
 class Conflict(NamedTuple):
-    """A later change that prevents an undo."""
-
     kind: str
     id: str
     revision: int
@@ -71,7 +58,9 @@ class Superseded(HeadgateError):
         )
 
 
-async def revisions_of(connection: AsyncConnection, newest: int, offset: int, limit: int) -> tuple[list[Revision], int]:
+async def revisions_of(
+    connection: AsyncConnection, newest: int, offset: int, limit: int
+) -> tuple[list[dict[str, Any]], int]:
     """Return some revisions, the newest first, and their total number; `newest` is the one in force.
 
     Every revision has entries, so a page is a range of numbers.
@@ -83,8 +72,8 @@ async def revisions_of(connection: AsyncConnection, newest: int, offset: int, li
     return await _between(connection, max(oldest, last - limit + 1), last), newest - oldest + 1
 
 
-async def revision_of(connection: AsyncConnection, number: int, newest: int) -> Revision:
-    """Return one revision. Raises UnknownObject."""
+async def revision_of(connection: AsyncConnection, number: int, newest: int) -> dict[str, Any]:
+    """Return a revision, with the number of its changes, and with all of them in one line. Raises UnknownObject."""
     found = await _between(connection, number, number)
     if not found:
         why = "is no longer in the audit trail" if 0 < number <= newest else "does not exist"
@@ -98,42 +87,36 @@ async def changes_of(connection: AsyncConnection, number: int, offset: int, limi
     return [dict(row) for row in (await connection.execute(some.offset(offset).limit(limit))).mappings()]
 
 
-async def _between(connection: AsyncConnection, first: int, last: int) -> list[Revision]:
-    common = [func.min(audit.c[name]).label(name) for name in ("at", "actor", "request_id", "reason")]
-    counts = select(audit.c.revision, audit.c.action, audit.c.kind, func.count().label("count"), *common)
-    counts = counts.add_columns(func.min(audit.c.subject).label("subject")).where(_IS_CHANGE)
-    counts = counts.where(audit.c.revision.between(first, last)).group_by(*counts.selected_columns[:3])
+async def _between(connection: AsyncConnection, first: int, last: int) -> list[dict[str, Any]]:
+    common = [func.min(audit.c[name]).label(name) for name in (*_COMMON, "subject")]
+    counts = select(audit.c.revision, audit.c.action, audit.c.kind, func.count().label("total"), *common)
+    counts = counts.where(_IS_CHANGE, audit.c.revision.between(first, last)).group_by(*counts.selected_columns[:3])
     found: dict[int, list[Row[Any]]] = {}
     for row in await connection.execute(counts.order_by(audit.c.revision.desc(), audit.c.kind, audit.c.action)):
         found.setdefault(row.revision, []).append(row)
     return [
-        Revision(number, rows[0].at, rows[0].actor, rows[0].request_id, rows[0].reason, _total(rows), _summary(rows))
+        {
+            "revision": number,
+            **{name: getattr(rows[0], name) for name in _COMMON},
+            "at": moment_text(rows[0].at),
+            "changes": sum(row.total for row in rows),
+            "summary": ", ".join(map(_summary, rows)),
+        }
         for number, rows in found.items()
     ]
 
 
-def _total(rows: Sequence[Row[Any]]) -> int:
-    return sum(row._mapping["count"] for row in rows)  # noqa: SLF001  "count" is also a method of a row
+def _summary(row: Row[Any]) -> str:
+    changed = f"{row.kind} {row.subject}" if row.total == 1 else f"{row.total} {row.kind}s"
+    return f"{row.action} {changed}"
 
 
-def _summary(rows: Sequence[Row[Any]]) -> str:
-    counted = [(row, _total([row])) for row in rows]
-    return ", ".join(
-        f"{row.action} {row.kind} {row.subject}" if count == 1 else f"{row.action} {count} {row.kind}s"
-        for row, count in counted
-    )
+async def undo_operations(
+    connection: AsyncConnection, number: int, now: int, *, force: bool
+) -> tuple[list[Operation], Sequence[str]]:
+    """Return the operations that undo a revision, and the new order of all rules, by id; empty if it does not change.
 
-
-class Undoing(NamedTuple):
-    """The changes that undo a revision."""
-
-    operations: list[Operation]
-    order: Sequence[str]
-    """The new order of all rules, by id; empty if it does not change."""
-
-
-async def undoing(connection: AsyncConnection, number: int, now: int, *, force: bool) -> Undoing:
-    """Return the changes that undo a revision; with `force`, later changes too.
+    With `force`, they undo later changes too.
 
     Overrides that have ended are ignored: they are not restored, and cause no conflict.
 
@@ -145,7 +128,9 @@ async def undoing(connection: AsyncConnection, number: int, now: int, *, force: 
     await revision_of(connection, number, await revision_number(connection))
     operations, changed, moved = list[Operation](), list[tuple[str, str]](), None
     present: dict[ObjectKind, dict[str, Stored]] = {kind: {} for kind in ObjectKind}
-    async for some in _entries(connection, number):
+    columns = audit.c.sequence, audit.c.kind, audit.c.subject, audit.c.before, audit.c.after
+    entries = select(*columns).where(audit.c.revision == number, _IS_CHANGE)
+    async for some in in_slices(connection, entries, audit.c.sequence):
         for kind in ObjectKind:
             named = [row.subject for row in some if row.kind == kind]
             present[kind] |= await stored_of(connection, kind, named) if named else {}
@@ -157,7 +142,7 @@ async def undoing(connection: AsyncConnection, number: int, now: int, *, force: 
                 stored = present[ObjectKind(row.kind)].get(row.subject)
                 bodies = stored.body if stored else None, row.before, row.after
                 now_is, was, became = (
-                    [_lasting(each, now) for each in bodies] if row.kind == ObjectKind.USER else bodies
+                    [_without_ended(each, now) for each in bodies] if row.kind == ObjectKind.USER else bodies
                 )
                 if now_is != was:
                     operations.append(Operation(ObjectKind(row.kind), row.subject, was))
@@ -166,47 +151,32 @@ async def undoing(connection: AsyncConnection, number: int, now: int, *, force: 
         await asyncio.to_thread(compared)
         moved = next((row for row in some if row.kind == ORDER), moved)
     in_order = await order_of(connection)
-    uses = await _later(connection, number, await _uses(connection, operations, now))
+    uses = await _changed_later(connection, number, await _uses(connection, operations, now))
     if not force:
         needed = await _missing(connection, operations)
-        conflicts = [*uses, *await _later(connection, number, [*changed, *needed])]
-        if moved is not None and not _agree(in_order, moved.after["rules"]):
+        conflicts = [*uses, *await _changed_later(connection, number, [*changed, *needed])]
+        common = {*in_order} & {*(moved.after["rules"] if moved is not None else ())}
+        if moved is not None and [each for each in in_order if each in common] != [
+            each for each in moved.after["rules"] if each in common
+        ]:
             last = select(func.max(audit.c.revision)).where(audit.c.kind == ORDER)
             conflicts.append(Conflict(ORDER, "rules", (await connection.execute(last)).scalar_one()))
         if conflicts:
             conflicts = [*dict.fromkeys(conflicts)]
             raise Superseded(number, sorted(conflicts, key=lambda each: each.revision, reverse=True))
     operations += await _without(connection, operations, uses)
-    return Undoing(operations, await _wanted_order(connection, operations, in_order, moved, number))
+    return operations, await _wanted_order(connection, operations, in_order, moved, number)
 
 
-async def _entries(connection: AsyncConnection, number: int) -> AsyncIterator[Sequence[Row[Any]]]:
-    """Return the changes of a revision, a few thousand at a time."""
-    columns = audit.c.sequence, audit.c.kind, audit.c.subject, audit.c.before, audit.c.after
-    some: Select[Any] = select(*columns)
-    some = some.where(audit.c.revision == number, _IS_CHANGE).order_by(audit.c.sequence).limit(AT_ONCE)
-    rows = (await connection.execute(some)).all()
-    while rows:
-        yield rows
-        following = some.where(audit.c.sequence > rows[-1].sequence)
-        rows = (await connection.execute(following)).all() if len(rows) == AT_ONCE else ()
-
-
-def _lasting(body: Any, now: int) -> Any:
+def _without_ended(body: Any, now: int) -> Any:
     """Return the body of a user without ended overrides; None if it becomes empty."""
-    overrides = body.get("overrides") if body else None
-    if not overrides or not any("until" in each for each in overrides.values()):
-        return body
-    left = {
-        rule: each
-        for rule, each in overrides.items()
-        if "until" not in each or (change_from_data(each).until or now + 1) > now
-    }
-    others = {name: value for name, value in body.items() if name != "overrides"}
-    return {**others, **({"overrides": left} if left else {})} or None
+    overrides = body.get("overrides", {}) if body else {}
+    ends = {rule: change_from_data(each).until for rule, each in overrides.items() if "until" in each}
+    ended = [rule for rule, until in ends.items() if until is not None and until <= now]
+    return without_overrides(body, ended) if ended else body
 
 
-async def _later(connection: AsyncConnection, number: int, named: Sequence[tuple[str, str]]) -> list[Conflict]:
+async def _changed_later(connection: AsyncConnection, number: int, named: Sequence[tuple[str, str]]) -> list[Conflict]:
     """Return the last changes of objects that changed after a revision, of those that are named."""
     found = []
     for kind in ObjectKind:
@@ -289,9 +259,3 @@ async def _wanted_order(
         left.insert(place, name)
         known.add(name)
     return [*left, *[name for name in back if name not in known]]
-
-
-def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Return whether the common elements of two sequences have the same order."""
-    common = {*first} & {*second}
-    return [name for name in first if name in common] == [name for name in second if name in common]

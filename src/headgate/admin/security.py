@@ -24,15 +24,17 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from litestar.exceptions import HTTPException
+
 from headgate.admin.database import DatabaseError
 from headgate.admin.keys import AdminKeys, ApiKey, KeyRole
 from headgate.admin.sessions import Sessions
 from headgate.admin.tables import epoch_us
-from headgate.core.address import key_of
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
-from headgate.core.numbers import printable
 from headgate.limiter import AsyncLimiter
+from headgate.messages import printable
+from headgate.networks import key_of
 from headgate.reference.pages import PATHS as REFERENCE
 from headgate.stores.base import AsyncStore
 from headgate.web.address import parse
@@ -73,20 +75,25 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class BodyTooLarge(Exception):
-    def __init__(self, most: int = MAX_BODY) -> None:
-        super().__init__(f"the body of this request has at most {most:,} bytes")
+class Refused(HTTPException):
+    """A request that is refused whatever its route does."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail, status_code=status)
+
+    @property
+    def problem(self) -> ProblemDocument:
+        return of_status(self.status_code, self.detail)
 
 
-class BodyTooSlow(Exception):
-    def __init__(self) -> None:
-        super().__init__(f"the body of a request must arrive within {BODY_WITHIN:g} s")
+def body_too_large(most: int = MAX_BODY) -> Refused:
+    return Refused(413, f"the body of this request must have at most {most:,} bytes")
 
 
 class Gatekeeper:
     """ASGI middleware that admits only requests with a valid key, within its limits for `reads` and `writes`.
 
-    While the store is down, each process counts alone. Responses at deprecated paths say so.
+    While the store is down, each process counts alone. Responses at deprecated paths are marked.
     """
 
     def __init__(
@@ -116,103 +123,93 @@ class Gatekeeper:
         headers = {name: value.decode("latin-1") for name, value in fields}
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-        answer = _Answer(send, request_id)
-        refusal = _malformed(scope, [name for name, _ in fields], headers)
-        if refusal is not None:
-            await answer.refuse(refusal)
-            return
-        inner = {**scope, "path": _path(scope), "state": {**scope.get("state", {}), "request_id": request_id}}
-        inner["state"][IDENTIFY] = partial(self._logging_in, inner, answer=answer)
-        if inner["path"] not in PUBLIC:
-            announced = self._deprecations.fields(inner["path"])
-            answer.fields |= {name.decode(): value.decode() for name, value in announced}
-            refusal = await self._refusal(inner, headers, answer)
-            if refusal is not None and refusal.status == 401 and _is_navigation(inner, headers):
-                await answer.redirect_to_log_in(inner, headers)
-                return
-            if refusal is not None:
-                await answer.refuse(refusal, as_page=_is_navigation(inner, headers))
-                return
-        elif not _is_reading(inner) and _is_foreign(headers):
-            await answer.refuse(of_status(403, _FOREIGN))
+        response = _Response(send, request_id)
+        is_navigation = False
+        try:
+            _check(scope, [name for name, _ in fields], headers)
+            inner = {**scope, "path": _path(scope), "state": {**scope.get("state", {}), "request_id": request_id}}
+            inner["state"][IDENTIFY] = partial(self._identify_for_log_in, inner, response=response)
+            if inner["path"] not in PUBLIC:
+                is_navigation = "text/html" in headers.get("accept", "") and not inner["path"].startswith(API)
+                announced = self._deprecations.fields(inner["path"])
+                response.fields |= {name.decode(): value.decode() for name, value in announced}
+                await self._admit(inner, headers, response)
+            else:
+                _check_site(inner, headers)
+        except Refused as refused:
+            if refused.status_code == 401 and is_navigation:
+                await response.redirect_to_log_in(inner, headers)
+            else:
+                await response.refuse(refused.problem, as_page=is_navigation)
             return
         if scope["method"] == "HEAD":  # uvicorn omits the body
             inner["method"] = "GET"
-        await self._app(inner, _bounded(receive), answer.send)
+        await self._app(inner, _bound(receive), response.send)
 
-    async def _refusal(self, scope: Scope, headers: Mapping[str, str], answer: _Answer) -> ProblemDocument | None:
-        """Return why a request is refused; None if it is admitted."""
+    async def _admit(self, scope: Scope, headers: Mapping[str, str], response: _Response) -> None:
         if "authorization" not in headers and not scope["path"].startswith(API):
-            key = await self._with_session(scope, headers)
+            key = await self._key_of_session(scope, headers)
         else:
-            key = await self._with_key(scope, headers, answer)
-        if isinstance(key, ProblemDocument):
-            return key
-        if slowed := await self._counted(self._reads if _is_reading(scope) else self._writes, key, answer):
-            return slowed
-        if key.role is KeyRole.CHECK:
-            return of_status(403, "this key is for the decision plane; it is not accepted here")
+            scheme, _, text = headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not text.strip():
+                response.fields["www-authenticate"] = 'Bearer realm="headgate"'
+                raise Refused(401, "a key is required: send the header Authorization: Bearer KEY")
+            key = await self._identify(scope, text.strip(), response)
+        await self._count(self._reads if _is_reading(scope) else self._writes, key, response)
+        _check_plane(key)
         scope["state"]["key"] = key
         scope["state"].get(ADMITTED, bool)()
-        return None
 
-    async def _logging_in(self, scope: Scope, text: str, answer: _Answer) -> ApiKey | ProblemDocument:
-        """Look up the key of a log-in, which counts as a change, since it writes a session."""
-        key = await self._identified(scope, text, answer)
-        return key if isinstance(key, ProblemDocument) else await self._counted(self._writes, key, answer) or key
+    async def _identify_for_log_in(self, scope: Scope, text: str, response: _Response) -> ApiKey:
+        """Return the key of a log-in, which counts as a change, since it writes a session."""
+        key = await self._identify(scope, text, response)
+        await self._count(self._writes, key, response)
+        _check_plane(key)
+        return key
 
     @staticmethod
-    async def _counted(limiter: AsyncLimiter, key: ApiKey, answer: _Answer) -> ProblemDocument | None:
-        """Count a request of a key; return its refusal if the key has reached its limit."""
+    async def _count(limiter: AsyncLimiter, key: ApiKey, response: _Response) -> None:
         decision = await limiter.check(key.id)
-        answer.note(decision)
-        return None if decision.allowed else answer.slow_down(decision, f"the limit of this key is {decision.quota}")
+        response.note(decision)
+        if not decision.allowed:
+            raise response.slow_down(decision, f"the limit of this key is {decision.quota}")
 
-    async def _with_session(self, scope: Scope, headers: Mapping[str, str]) -> ApiKey | ProblemDocument:
+    async def _key_of_session(self, scope: Scope, headers: Mapping[str, str]) -> ApiKey:
         token = _cookie(headers.get("cookie", ""))
         try:
             found = await self._sessions.find(token, is_active=_LIVE not in headers) if token else None
         except DatabaseError as error:
-            return of_status(503, f"sessions cannot be looked up: {error.public}")
+            raise Refused(503, f"sessions cannot be looked up: {error.public}") from error
         if found is None:
-            return of_status(401, "a key is required: log in at /login, or send the header Authorization: Bearer KEY")
-        if not _is_reading(scope) and _is_foreign(headers):
-            return of_status(403, _FOREIGN)
+            raise Refused(401, "a key is required: log in at /login, or send the header Authorization: Bearer KEY")
+        _check_site(scope, headers)
         scope["state"]["session"], key = found
         return key
 
-    async def _with_key(self, scope: Scope, headers: Mapping[str, str], answer: _Answer) -> ApiKey | ProblemDocument:
-        scheme, _, text = headers.get("authorization", "").partition(" ")
-        text = text.strip()
-        if scheme.lower() != "bearer" or not text:
-            answer.fields["www-authenticate"] = 'Bearer realm="headgate"'
-            return of_status(401, "a key is required: send the header Authorization: Bearer KEY")
-        return await self._identified(scope, text, answer)
-
-    async def _identified(self, scope: Scope, text: str, answer: _Answer) -> ApiKey | ProblemDocument:
+    async def _identify(self, scope: Scope, text: str, response: _Response) -> ApiKey:
         address = address_of(scope.get("client"))
         seen = sha256(f"{address}\n{text}".encode("utf-8", "surrogatepass")).digest()
         tried = await self._failures.peek(address)
         if not tried.allowed and seen not in self._seen:
-            return answer.slow_down(tried, "this address has sent too many invalid keys")
+            raise response.slow_down(tried, "this address has sent too many invalid keys")
         try:
             key = await self._keys.find(text)
         except DatabaseError as error:
-            return of_status(503, f"keys cannot be looked up: {error.public}")
+            raise Refused(503, f"keys cannot be looked up: {error.public}") from error
         self._seen.pop(seen, None)
         if key is None:
             await self._failures.check(address)
             path = printable(scope["path"])[:200]
             _LOG.warning("invalid key from %s for %s %s", address, scope["method"], path)
-            answer.fields["www-authenticate"] = 'Bearer realm="headgate", error="invalid_token"'
-            return of_status(401, "this key is invalid: unknown, expired or revoked")
+            response.fields["www-authenticate"] = 'Bearer realm="headgate", error="invalid_token"'
+            raise Refused(401, "this key is invalid: unknown, expired or revoked")
         self._seen[seen] = None
         if len(self._seen) > REMEMBERED:
             del self._seen[next(iter(self._seen))]
         return key
 
 
-class _Answer:
+class _Response:
     """Sends a response, with the headers that all responses have."""
 
     def __init__(self, send: Send, request_id: str) -> None:
@@ -233,10 +230,10 @@ class _Answer:
         self.fields["x-ratelimit-remaining"] = str(decision.remaining)
         self.fields["x-ratelimit-reset"] = str(-(-(epoch_us() + decision.reset_after_us) // 1_000_000))
 
-    def slow_down(self, decision: Decision, why: str) -> ProblemDocument:
+    def slow_down(self, decision: Decision, why: str) -> Refused:
         seconds = max(1, -(-decision.retry_after_us // 1_000_000))
         self.fields["retry-after"] = str(seconds)
-        return of_status(429, f"{why}; try again in {seconds} s")
+        return Refused(429, f"{why}; try again in {seconds} s")
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -280,7 +277,6 @@ _PAGE = (
     '<meta name="viewport" content="width=device-width"><link rel="stylesheet" href="/console.css">'
     '<main><div class="panel login"><h1>{title}</h1><p>{detail}</p></div></main></html>'
 )
-_FOREIGN = "this request was sent from a page of another site; send it from the console"
 _LIVE = "x-live"
 """The header of requests by which a page refreshes itself, which do not prolong a session."""
 
@@ -289,15 +285,17 @@ def _is_reading(scope: Scope) -> bool:
     return scope["method"] in _READING or scope["path"] == _PREVIEW
 
 
-def _is_navigation(scope: Scope, headers: Mapping[str, str]) -> bool:
-    return "text/html" in headers.get("accept", "") and not scope["path"].startswith(API)
+def _check_plane(key: ApiKey) -> None:
+    if key.role is KeyRole.CHECK:
+        raise Refused(403, "this key is for the decision plane; it is not accepted here")
 
 
-def _is_foreign(headers: Mapping[str, str]) -> bool:
-    if headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
-        return True
-    origin = headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc != headers.get("host", "")
+def _check_site(scope: Scope, headers: Mapping[str, str]) -> None:
+    """Refuse a change that a page of another site sent."""
+    site, origin = headers.get("sec-fetch-site", "same-origin"), headers.get("origin")
+    is_ours = origin is None or urlsplit(origin).netloc == headers.get("host", "")
+    if not _is_reading(scope) and not (is_ours and site in {"same-origin", "none"}):
+        raise Refused(403, "this request was sent from a page of another site; send it from the console")
 
 
 def _cookie(header: str) -> str:
@@ -327,26 +325,26 @@ def visible(text: str) -> str:
     return text
 
 
-def _malformed(scope: Scope, names: list[str], headers: Mapping[str, str]) -> ProblemDocument | None:
-    """Return the refusal of a malformed request; None for others."""
+def _check(scope: Scope, names: list[str], headers: Mapping[str, str]) -> None:
+    """Refuse a malformed request."""
     length = headers.get("content-length", "0")
     if not length.isdecimal() or int(length[:20]) > MAX_BODY:
-        return of_status(413, str(BodyTooLarge()))
+        raise body_too_large()
     if headers.get("content-encoding", "identity").lower() != "identity":
-        return of_status(415, "bodies must not be compressed: omit Content-Encoding")
+        raise Refused(415, "bodies must not be compressed: omit Content-Encoding")
     twice = [name for name in _ONCE if names.count(name) > 1]
     if twice:
-        return of_status(400, f"the header {twice[0]} was sent more than once")
+        raise Refused(400, f"the header {twice[0]} was sent more than once")
     query: bytes = scope.get("query_string", b"")
     if len(query) > _LONGEST_QUERY:
-        return of_status(400, f"a query has at most {_LONGEST_QUERY} characters")
+        raise Refused(400, f"a query must have at most {_LONGEST_QUERY} characters")
     try:
         _path(scope)
         visible(unquote(query.decode("ascii"), errors="strict"))
-    except (UnicodeError, UsageError) as error:
-        is_ours = isinstance(error, UsageError)
-        return of_status(400, str(error) if is_ours else "paths and queries must be percent-encoded UTF-8")
-    return None
+    except UsageError as error:
+        raise Refused(400, str(error)) from None
+    except UnicodeError:
+        raise Refused(400, "paths and queries must be percent-encoded UTF-8") from None
 
 
 def address_of(client: tuple[str, int] | None) -> str:
@@ -356,7 +354,7 @@ def address_of(client: tuple[str, int] | None) -> str:
     return text if found is None else key_of(found)
 
 
-def _bounded(receive: Receive) -> Receive:
+def _bound(receive: Receive) -> Receive:
     """Bound the size of a body, and the time in which it arrives."""
     size, has_more = 0, True
     ends = asyncio.get_running_loop().time() + BODY_WITHIN
@@ -369,11 +367,11 @@ def _bounded(receive: Receive) -> Receive:
             async with asyncio.timeout_at(ends):
                 message = await receive()
         except TimeoutError:
-            raise BodyTooSlow from None
+            raise Refused(408, f"the body of a request must arrive within {BODY_WITHIN:g} s") from None
         has_more = message.get("more_body", False)
         size += len(message.get("body", b""))
         if size > MAX_BODY:
-            raise BodyTooLarge
+            raise body_too_large()
         return message
 
     return bounded

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import Executable, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin.database import Database, DatabaseError
@@ -32,8 +32,6 @@ _LONGEST_TOKEN = 100
 
 
 class Session(NamedTuple):
-    """A browser that is logged in."""
-
     id: str
     """The digest of its token."""
     key_id: str
@@ -62,11 +60,9 @@ class Sessions:
         known = [name for name, (each, *_) in self._known.items() if each.key_id == key.id]
         for excess in known[: max(0, len(known) - MOST_OF_KEY + 1)]:
             del self._known[excess]
-        if self._database is not None:
-            of_key = select(sessions.c.id).where(sessions.c.key_id == key.id).order_by(sessions.c.seen_at.desc())
-            async with self._database.writing() as connection:
-                await connection.execute(delete(sessions).where(sessions.c.id.in_(of_key.offset(MOST_OF_KEY - 1))))
-                await connection.execute(insert(sessions).values(**session._asdict()))
+        of_key = select(sessions.c.id).where(sessions.c.key_id == key.id).order_by(sessions.c.seen_at.desc())
+        ended = delete(sessions).where(sessions.c.id.in_(of_key.offset(MOST_OF_KEY - 1)))
+        await self._write(ended, insert(sessions).values(**session._asdict()))
         self._remember(session, key)
         return token
 
@@ -89,23 +85,18 @@ class Sessions:
             return None
         if is_active and session.seen_at + _SEEN_EVERY_US <= now:
             session = session._replace(seen_at=now)
-            await self._write_seen_at(session)
+            with suppress(DatabaseError):  # a read-only database serves pages too
+                await self._write(update(sessions).where(sessions.c.id == session.id).values(seen_at=now))
         self._remember(session, key)
         return session, key
 
     async def end(self, session: Session) -> None:
-        """End a session. Raises DatabaseError."""
         self._known.pop(session.id, None)
-        if self._database is not None:
-            async with self._database.writing() as connection:
-                await connection.execute(delete(sessions).where(sessions.c.id == session.id))
+        await self._write(delete(sessions).where(sessions.c.id == session.id))
 
     async def end_all(self, key_id: str) -> None:
-        """End all sessions of a key. Raises DatabaseError."""
         self._known = {name: known for name, known in self._known.items() if known[0].key_id != key_id}
-        if self._database is not None:
-            async with self._database.writing() as connection:
-                await connection.execute(delete(sessions).where(sessions.c.key_id == key_id))
+        await self._write(delete(sessions).where(sessions.c.key_id == key_id))
 
     async def of_key(self, key_id: str) -> list[Session]:
         """Return the active sessions of a key, the latest first. Raises DatabaseError."""
@@ -126,13 +117,11 @@ class Sessions:
             row = (await connection.execute(select(sessions).where(sessions.c.id == name))).one_or_none()
         return Session(*row) if row else None
 
-    async def _write_seen_at(self, session: Session) -> None:
-        if self._database is None:
-            return
-        with suppress(DatabaseError):  # a read-only database serves pages too
+    async def _write(self, *statements: Executable) -> None:
+        if self._database is not None:
             async with self._database.writing() as connection:
-                mine = sessions.c.id == session.id
-                await connection.execute(update(sessions).where(mine).values(seen_at=session.seen_at))
+                for each in statements:
+                    await connection.execute(each)
 
     def _remember(self, session: Session, key: ApiKey) -> None:
         self._known.pop(session.id, None)

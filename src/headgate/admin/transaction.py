@@ -29,8 +29,19 @@ from headgate.admin.objects import (
     stored_of,
     without_overrides,
 )
-from headgate.admin.statements import among, member, write_rows
-from headgate.admin.tables import changes, overrides, revision, rules, settings, tiers, users, versions
+from headgate.admin.tables import (
+    among,
+    changes,
+    member,
+    overrides,
+    revision,
+    rules,
+    settings,
+    tiers,
+    users,
+    versions,
+    write_rows,
+)
 from headgate.config.problems import Finding, InvalidRules
 from headgate.policy.changing import BodyChange, from_part, put
 from headgate.policy.dumping import to_data
@@ -46,8 +57,6 @@ ORDER = "order"
 
 
 class Changed(NamedTuple):
-    """The result of a change."""
-
     revision: int
     """The revision in force."""
     entries: tuple[audit.AuditEntry, ...]
@@ -86,8 +95,6 @@ _Found = dict[tuple[ObjectKind, str], Stored]
 
 
 class _Write(NamedTuple):
-    """The effect of an operation."""
-
     kind: ObjectKind
     id: str
     body: Any | None
@@ -120,15 +127,20 @@ class Transaction:
             ended = await ended_overrides(self._connection, self._now, touched)
             named = {each.id for each in operations if each.kind is ObjectKind.USER}
             operations = [*operations, *[each for each in ended if each.id not in named]]
-        found = await self._found(operations)
-        wanted = await asyncio.to_thread(_wanted, operations, found)
+        await asyncio.to_thread(_check_ids, operations)
+        found: _Found = {}
+        for kind in {each.kind for each in operations}:
+            ids = [each.id for each in operations if each.kind is kind]
+            found |= {(kind, name): each for name, each in (await stored_of(self._connection, kind, ids)).items()}
+        wanted = await asyncio.to_thread(_effective, operations, found)
         number = await revision_number(self._connection) + 1
         if ruleset is None:
             ruleset = NO_RULES
             if wanted:
                 ruleset = await asyncio.to_thread(from_part, await document_about(self._connection, wanted), name="")
         writes = await asyncio.to_thread(_writes, wanted, found, ruleset)
-        present = await self._order(order, writes)
+        is_rule_deleted = any(each.body is None for each in writes if each.kind is ObjectKind.RULE)
+        present = await order_of(self._connection) if order or is_rule_deleted else []
         moves = _moves(order, present, writes) if order else []
         entries = await asyncio.to_thread(lambda: [*[each.entry for each in writes], *moves])
         if not entries:
@@ -138,31 +150,15 @@ class Transaction:
         await self._write(writes, number, {name: place for place, name in enumerate(present)})
         await self._note_overrides(writes, ruleset)
         if moves:
-            await self._put_in_order(order, number)
+            moved = update(rules).where(rules.c.id == bindparam("moved")).values(position=bindparam("to"))
+            await self._connection.execute(moved, [{"moved": name, "to": place} for place, name in enumerate(order)])
+            await self._connection.execute(insert(changes).values(revision=number, kind=ORDER, subject="rules"))
         await self._connection.execute(update(revision).values(number=number, changed_at=self._now))
         await audit.append(self._connection, entries, self._actor, number, self._now)
         await self._connection.execute(delete(changes).where(changes.c.revision <= number - KEPT_CHANGES))
         await announce(self._connection, number)
         self.made = number
         return Changed(number, tuple(entries))
-
-    async def _order(self, order: Sequence[str], writes: Sequence[_Write]) -> list[str]:
-        """Return the present order of all rules, if it may change."""
-        if not order and all(each.body is not None for each in writes if each.kind is ObjectKind.RULE):
-            return []
-        return await order_of(self._connection)
-
-    async def _put_in_order(self, order: Sequence[str], number: int) -> None:
-        moved = update(rules).where(rules.c.id == bindparam("moved")).values(position=bindparam("to"))
-        await self._connection.execute(moved, [{"moved": name, "to": place} for place, name in enumerate(order)])
-        await self._connection.execute(insert(changes).values(revision=number, kind=ORDER, subject="rules"))
-
-    async def _found(self, operations: Sequence[Operation]) -> _Found:
-        found: _Found = {}
-        for kind, ids in (await asyncio.to_thread(_checked_ids, operations)).items():
-            stored = await stored_of(self._connection, kind, ids)
-            found |= {(kind, name): each for name, each in stored.items()}
-        return found
 
     async def _write(self, writes: Sequence[_Write], number: int, places: Mapping[str, int]) -> None:
         """Write rows, versions and changes, in a bounded number of statements."""
@@ -392,7 +388,7 @@ def _names_in(part: Any) -> list[str]:
     return [name for name in part if isinstance(name, str)] if isinstance(part, dict | list) else []
 
 
-def _wanted(operations: Sequence[Operation], found: _Found) -> list[Operation]:
+def _effective(operations: Sequence[Operation], found: _Found) -> list[Operation]:
     """Return operations that have an effect. Raises VersionConflict and UnknownObject."""
     wanted = []
     for each in operations:
@@ -421,22 +417,14 @@ def _writes(operations: Sequence[Operation], found: _Found, ruleset: Ruleset) ->
     return writes
 
 
-def _checked_ids(operations: Sequence[Operation]) -> dict[ObjectKind, list[str]]:
-    names: dict[ObjectKind, list[str]] = {}
-    for operation in operations:
-        _check_id(operation)
-        names.setdefault(operation.kind, []).append(operation.id)
-    return names
-
-
-def _check_id(operation: Operation) -> None:
+def _check_ids(operations: Sequence[Operation]) -> None:
     """Raise InvalidRules for ids that a database cannot store; other checks are those of rules files."""
-    longest = 512 if operation.kind is ObjectKind.USER else 64
-    name = operation.id
-    if not 0 < len(name) <= longest or "\0" in name or not name.isprintable():
-        wanted = f"1 to {longest} printable characters"
-        raise InvalidRules([Finding(f"{name!r:.80} is not the id of a {operation.kind}", accepted=wanted)])
-    if not all(text.isprintable() for text in texts_of(operation.body)):
-        raise InvalidRules([Finding(f"{operation.kind} {name!r:.80} has text with characters that cannot be shown")])
-    if operation.kind is ObjectKind.SETTING and name not in SETTINGS:
-        raise InvalidRules([Finding(f"{name!r:.80} is not a setting", accepted=f"one of {', '.join(SETTINGS)}")])
+    for kind, name, body, _ in operations:
+        longest = 512 if kind is ObjectKind.USER else 64
+        if not 0 < len(name) <= longest or "\0" in name or not name.isprintable():
+            wanted = f"1 to {longest} printable characters"
+            raise InvalidRules([Finding(f"{name!r:.80} is not the id of a {kind}", accepted=wanted)])
+        if not all(text.isprintable() for text in texts_of(body)):
+            raise InvalidRules([Finding(f"{kind} {name!r:.80} has text with characters that cannot be shown")])
+        if kind is ObjectKind.SETTING and name not in SETTINGS:
+            raise InvalidRules([Finding(f"{name!r:.80} is not a setting", accepted=f"one of {', '.join(SETTINGS)}")])

@@ -16,26 +16,41 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
+from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import Table, case, delete, func, select, union_all
+from sqlalchemy import Table, case, delete, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headgate.admin import what_if
 from headgate.admin.database import PATIENCE, Database, DatabaseError
 from headgate.admin.keys import note_uses
-from headgate.admin.statements import AT_ONCE, among, constant, last_batch, note_batch, slices, sum_of, upsert
-from headgate.admin.tables import epoch_us, usage_hours, usage_minutes, usage_writers
+from headgate.admin.tables import (
+    AT_ONCE,
+    among,
+    constant,
+    epoch_us,
+    last_batch,
+    note_batch,
+    page_of,
+    period,
+    slices,
+    sum_of,
+    upsert,
+    usage_hours,
+    usage_minutes,
+    usage_writers,
+)
 from headgate.config.times import moment_text
 from headgate.core.calendar import DAY_US
 from headgate.core.errors import UsageError
 from headgate.observe import metrics
-from headgate.observe.metrics import Metric, observations
 from headgate.observe.principal_use import WindowUse
+from headgate.observe.rates import CounterTotals, by_outcome, requests_of
 from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED
 from headgate.observe.table import values_of
-from headgate.observe.workers import Slice
-from headgate.policy.selection import Verdict
+from headgate.observe.workers import WorkerCounts
 
 MINUTES_DAYS = 30
 """Days that usage is kept by minute."""
@@ -56,16 +71,9 @@ MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 _WRITERS_DAYS = 2
 _LOG = logging.getLogger("headgate.admin")
 Counts: TypeAlias = Mapping[tuple[str, str], int]
-"""Decisions by rule and outcome."""
-_COUNTED = frozenset(
-    metric.name
-    for metric in (
-        *(metrics.RULE_DECISIONS, metrics.RULE_DEGRADED),
-        *(metrics.DECISION_DURATION, metrics.PEEKS, metrics.UNLIMITED),
-    )
-)
-_Seen: TypeAlias = dict[tuple[int, str, str], int]
-"""Values of counters, by slot, metric and labels."""
+"""Decisions by rule and outcome; those of whole requests under the rule `REQUESTS`."""
+_Seen: TypeAlias = dict[int, list[int]]
+"""The totals of each worker's counters."""
 
 
 class UsageBatch(NamedTuple):
@@ -76,14 +84,10 @@ class UsageBatch(NamedTuple):
     counts: Counts
     uses: Sequence[WindowUse] = ()
     """The use of principals; see `headgate.admin.what_if`."""
-    requests: Mapping[str, int] = {}
-    """Requests by outcome, each counted once, for any number of rules; empty: the sums of the rules."""
 
     @property
-    def all_counts(self) -> Counts:
-        """The counts of rules, and of requests under the name `REQUESTS`."""
-        requests = self.requests or _by_outcome(self.counts)
-        return {**self.counts, **{(REQUESTS, outcome): count for outcome, count in requests.items()}}
+    def decisions(self) -> int:
+        return sum(count for (rule, _), count in self.counts.items() if rule != REQUESTS)
 
     @property
     def size(self) -> int:
@@ -100,7 +104,7 @@ class UsageWriter:
     def __init__(
         self,
         database: Database,
-        counted: Callable[[], Iterable[Slice]],
+        counted: Callable[[], Iterable[WorkerCounts]],
         clock: Callable[[], int] = epoch_us,
         *,
         used: Callable[..., list[WindowUse]] = lambda **_: [],
@@ -110,18 +114,16 @@ class UsageWriter:
         self._now = clock
         self._id, self._sequence = secrets.token_hex(8), 0
         self._since = self._now()
-        self._seen: _Seen = {}
+        self._totals, self._seen = CounterTotals(), _Seen()
+        self._reading = Lock()  # the thread of a cancelled sample may still read
         self._waiting: deque[UsageBatch] = deque()
         self._callers: dict[str, int] = {}  # when their keys were last used, in microseconds since the epoch
         self._noted: dict[str, int] = {}  # the same, as written
         self._is_unavailable = False
-        self.lost = 0
-        """Decisions that were lost, since the database was unavailable for too long."""
 
     @property
     def waiting(self) -> int:
-        """The number of decisions that are not written yet."""
-        return sum(sum(batch.counts.values()) for batch in self._waiting)
+        return sum(batch.decisions for batch in self._waiting)
 
     async def run(self) -> None:
         while True:
@@ -143,52 +145,48 @@ class UsageWriter:
         """Make a batch of what was counted since the last one, for the minute in which that was made."""
         try:
             difference = asyncio.to_thread(self._difference)  # with many rules it takes a while
-            seen, counts, requests = await difference
+            seen, counts = await difference
             uses = self._used(everything=is_last)
         except OSError as error:  # the next sample includes all of it
             _LOG.warning("the counters of the workers cannot be read: %s", error)
             return
         self._seen = seen  # only now: a cancelled sample must not lose counts
         at, self._since = self._since - self._since % MINUTE_US, self._now()
-        if counts or uses or requests:
+        if counts or uses:
             self._sequence += 1
-            self._waiting.append(UsageBatch(self._sequence, at, counts, uses, requests))
+            self._waiting.append(UsageBatch(self._sequence, at, counts, uses))
             self._bound()
 
-    def _difference(self) -> tuple[_Seen, Counts, Mapping[str, int]]:
-        """Return all counters, and the new decisions by rule, and requests by outcome. Raises OSError."""
-        seen: _Seen = {}
-        counts: Counter[tuple[str, str]] = Counter()
-        requests: Counter[str] = Counter()
-        for slot, _, series in self._counted():
-            for metric, labels, values in series:
-                if metric is metrics.CALLER_ASKED_AT and values[0]:
-                    (caller,) = values_of(labels)
-                    self._callers[caller] = max(self._callers.get(caller, 0), values[0] // 1000)
-                if metric.name not in _COUNTED:
-                    continue
-                key = slot, metric.name, labels
-                value = observations(values) if metric is metrics.DECISION_DURATION else values[0]
-                before = self._seen.get(key, 0)
-                seen[key] = value
-                more = value - before if value >= before else value  # less than before: the worker restarted
-                if more:
-                    _count(metric, labels, more, counts, requests)
-        for outcome, count in _by_outcome(counts).items():
-            if outcome in {DENIED, DEGRADED, SHADOW_DENIED}:
-                requests[outcome] += count
-        requests[DEGRADED] = min(requests[DEGRADED], max(requests[ALLOWED], requests[DENIED]))
-        requests[ALLOWED] -= requests[DENIED]
-        return seen, counts, +requests
+    def _difference(self) -> tuple[_Seen, Counts]:
+        """Return all counters, and the new decisions and requests. Raises OSError."""
+        workers = [*self._counted()]
+        with self._reading:
+            seen = {each.number: self._totals.sums([each]) for each in workers}
+        for metric, labels, at in self._totals.gauges(workers):
+            if metric is metrics.CALLER_ASKED_AT and at:
+                (caller,) = values_of(labels)
+                self._callers[caller] = max(self._callers.get(caller, 0), at // 1000)
+        new = self._totals.sums([])
+        for number, totals in seen.items():
+            for place, (total, before) in enumerate(zip_longest(totals, self._seen.get(number, ()), fillvalue=0)):
+                new[place] += total - before if total >= before else total  # less than before: the worker restarted
+        rules = self._totals.rules
+        counts = {
+            (rule, outcome): count
+            for outcome, column in by_outcome(new).items()
+            for rule, count in zip(rules, column, strict=True)
+            if count
+        }
+        allowed, refused, degraded, shadow_refused = requests_of(new)
+        requests = {ALLOWED: allowed, DENIED: refused, DEGRADED: degraded, SHADOW_DENIED: shadow_refused}
+        return seen, counts | {(REQUESTS, outcome): count for outcome, count in requests.items() if count}
 
     def _bound(self) -> None:
         size = sum(batch.size for batch in self._waiting)
         while len(self._waiting) > MOST_BATCHES or (size > self._most and len(self._waiting) > 1):
             batch = self._waiting.popleft()
             size -= batch.size
-            lost = sum(batch.counts.values())
-            self.lost += lost
-            _LOG.warning("usage was lost: %d decisions of %s waited too long", lost, moment_text(batch.at))
+            _LOG.warning("usage was lost: %d decisions of %s waited too long", batch.decisions, moment_text(batch.at))
 
     async def write(self) -> None:
         """Write waiting batches, the oldest first, until the database fails."""
@@ -203,7 +201,7 @@ class UsageWriter:
                 await add(self._database, self._id, some, self._now())
             except DatabaseError as error:
                 if not self._is_unavailable:
-                    _LOG.warning("usage waits for the database: %s", error)
+                    _LOG.warning("usage cannot be written to the database yet: %s", error)
                 self._is_unavailable = True
                 return
             self._is_unavailable = False
@@ -232,7 +230,7 @@ async def add(database: Database, writer: str, batches: Iterable[UsageBatch], no
             if batch.sequence > last:
                 last = batch.sequence
                 uses += batch.uses
-                for (rule, outcome), count in batch.all_counts.items():
+                for (rule, outcome), count in batch.counts.items():
                     sums[batch.at, rule, outcome] += count
         if not sums and not uses:
             return
@@ -276,9 +274,8 @@ async def page(
     else:
         found = select(usage_minutes).where(*_conditions(usage_minutes, filters, MINUTE_US))
     source = found.subquery()
-    some = select(source).order_by(source.c.at.desc(), source.c.rule_id, source.c.outcome).offset(offset).limit(limit)
-    total = (await connection.execute(select(func.count()).select_from(source))).scalar_one()
-    return [dict(row) for row in (await connection.execute(some)).mappings()], total
+    order = source.c.at.desc(), source.c.rule_id, source.c.outcome
+    return await page_of(connection, select(source), order, offset, limit)
 
 
 async def totals(connection: AsyncConnection, rules: Collection[str], since: int) -> dict[str, dict[str, int]]:
@@ -293,21 +290,7 @@ async def totals(connection: AsyncConnection, rules: Collection[str], since: int
     return found
 
 
-def _count(metric: Metric, labels: str, more: int, counts: Counter[tuple[str, str]], requests: Counter[str]) -> None:
-    if metric is metrics.RULE_DECISIONS or metric is metrics.RULE_DEGRADED:
-        rule, *others = values_of(labels)
-        counts[rule, others[0] if metric is metrics.RULE_DECISIONS else DEGRADED] += more
-    elif metric is metrics.DECISION_DURATION:
-        requests[ALLOWED] += more
-    elif metric is metrics.PEEKS:
-        requests[ALLOWED] -= more
-    elif values_of(labels)[0] == Verdict.DENIED:
-        requests[DENIED] += more
-
-
 class UsagePoint(NamedTuple):
-    """The decisions of one step of a series."""
-
     at: int
     allowed: int
     denied: int
@@ -339,21 +322,10 @@ async def series(
     return found
 
 
-def _by_outcome(counts: Counts) -> Counter[str]:
-    sums: Counter[str] = Counter()
-    for (_, outcome), count in counts.items():
-        sums[outcome] += count
-    return sums
-
-
 def _conditions(table: Table, filters: Mapping[str, Any], step_us: int) -> list[Any]:
     conditions = [table.c[name] == filters[name] for name in ("rule_id", "outcome") if name in filters]
-    conditions.append(table.c.rule_id != REQUESTS)
-    if "since" in filters:
-        conditions.append(table.c.at >= -(-filters["since"] // step_us) * step_us)
-    if "until" in filters:
-        conditions.append(table.c.at < -(-filters["until"] // step_us) * step_us)
-    return conditions
+    whole = {name: -(-filters[name] // step_us) * step_us for name in ("since", "until") if name in filters}
+    return [*conditions, table.c.rule_id != REQUESTS, *period(table.c.at, whole)]
 
 
 def _by_hour() -> Any:

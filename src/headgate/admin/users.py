@@ -4,55 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from difflib import get_close_matches
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
 from headgate.admin import audit
 from headgate.admin.audit import Actor
+from headgate.admin.catalog import DEFAULT_TIER, RuleCatalog, check_override
 from headgate.admin.database import Database
 from headgate.admin.follower import ARRIVAL_EVERY
-from headgate.admin.objects import ObjectKind, Stored, UnknownObject, revision_number
-from headgate.admin.rule_catalogs import RuleCatalog
-from headgate.admin.statements import begins, slices
-from headgate.admin.tables import epoch_us, users
+from headgate.admin.objects import ObjectKind, Stored, UnknownObject, existing, revision_number
+from headgate.admin.tables import begins, epoch_us, slices, users
 from headgate.core.decision import Decision
 from headgate.core.errors import UsageError
 from headgate.core.quota import Quota
 from headgate.engine import AsyncEngine
 from headgate.engine.ruling import state_data
 from headgate.observe.logs import Principals
+from headgate.policy.compiled import Policy
 from headgate.policy.dumping import to_data
 from headgate.policy.explain import explain_rule
-from headgate.policy.facts import address_given, facts_of
 from headgate.policy.loading import change_from_data, rule_from_data
-from headgate.policy.model import Change, Rule, User
+from headgate.policy.model import Rule, User
 from headgate.policy.prepared import PreparedRule
 from headgate.policy.request import ENDPOINT, GLOBAL, Request
+from headgate.policy.request_facts import address_given, facts_of
 
-DEFAULT_TIER = "default_tier"
-"""The setting with the tier of users without one."""
-_MOST_TIERS = 100
 _FOLLOWS_WITHIN = 2.0
 """Seconds to wait for a change to reach this node."""
 
 
-class SpecialUser(NamedTuple):
-    """The tier and overrides of a user, which may have neither."""
-
-    body: dict[str, Any]
-    version: int
-    """Of the body; 0: it does not exist."""
-
-    @classmethod
-    def of(cls, stored: Stored | None) -> Self:
-        return cls(dict(stored.body), stored.version) if stored else cls({}, 0)
-
-
 class RuleUse(NamedTuple):
-    """The limits of a rule for one caller, and their state."""
-
     rule: Rule
     usual: tuple[Quota, ...]
     """The quotas without an override."""
@@ -70,36 +52,17 @@ class RuleUse(NamedTuple):
 
 
 class Users:
-    """Tiers and overrides in a catalog, and the state of limits in an engine."""
-
     def __init__(self, rules: RuleCatalog, engine: AsyncEngine, database: Database | None) -> None:
         self._rules, self._engine, self._database = rules, engine, database
 
-    async def set_tier(self, name: str, tier: str, actor: Actor, expected: int | None = None) -> SpecialUser:
-        """Set the tier of a user; empty: none. Raises UsageError as `check_tier` does."""
-        await self.check_tier(tier)
-
-        def moved(user: dict[str, Any]) -> None:
-            user.pop("tier", None)
-            if tier:
-                user["tier"] = tier
-
-        return await self._edit_user(name, moved, actor, expected)
-
-    async def check_tier(self, tier: str) -> None:
-        """Raise UsageError unless there is a tier of this name, or a rule for it: it would have no effect."""
-        if not tier or self._database is None or await self._rules.get(ObjectKind.TIER, tier) is not None:
-            return
-        if (await self._rules.page(ObjectKind.RULE, {"tier": tier}, "position", 0, 1))[1]:
-            return
-        known = [each.id for each in (await self._rules.page(ObjectKind.TIER, {}, "id", 0, _MOST_TIERS))[0]]
-        near = get_close_matches(tier, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'no tiers yet'}"
-        raise UsageError(f"there is no tier {tier!r:.80}, nor a rule for it: {hint}")
+    async def set_tier(self, name: str, tier: str, actor: Actor, expected: int | None = None) -> Stored:
+        """Set the tier of a user; empty: none. Raises as `Catalog.patch` does."""
+        done = await self._rules.patch(ObjectKind.USER, name, {"tier": tier or None}, actor, expected)
+        return user_of(name, done.after)
 
     async def set_override(
         self, name: str, rule_id: str, change: Any, actor: Actor, expected: int | None = None
-    ) -> SpecialUser:
+    ) -> Stored:
         """Override a rule for a user. Raises UsageError as `check_override` does."""
         check_override(change_from_data(change))
 
@@ -115,19 +78,19 @@ class Users:
             return []
         rule, usual = rule_from_data(stored.body), await self._rules.get(ObjectKind.SETTING, DEFAULT_TIER)
         tier: str = user.get("tier") or (usual.body if usual else "")
-        whose = f"the user is of tier {tier}" if tier else "the user is of no tier"
+        whose = f"the user is of tier {tier}" if tier else "the user has no tier"
         if not rule.enabled:
-            return [f"it has no effect at present: rule {rule_id} is not enabled"]
+            return [f"it currently has no effect: rule {rule_id} is not enabled"]
         if rule.tier and rule.tier != tier:
-            return [f"it has no effect at present: rule {rule_id} is only for tier {rule.tier}, and {whose}"]
+            return [f"it currently has no effect: rule {rule_id} is only for tier {rule.tier}, and {whose}"]
         of_tier = await self._rules.get(ObjectKind.TIER, tier) if tier else None
         changed = change_from_data(of_tier.body.get(rule_id, {}) if of_tier else {}).apply(rule.quotas)
         if change_from_data(user["overrides"][rule_id]).apply(changed) != changed:
             return []
         same = "; ".join(map(str, changed))
-        return [f"it has no effect at present: rule {rule_id} is {same} for this user anyway"]
+        return [f"it currently has no effect: rule {rule_id} is {same} for this user anyway"]
 
-    async def end_override(self, name: str, rule_id: str, actor: Actor, expected: int | None = None) -> SpecialUser:
+    async def end_override(self, name: str, rule_id: str, actor: Actor, expected: int | None = None) -> Stored:
         """End the override of a rule, or all if `rule_id` is empty. Raises UnknownObject if there is none."""
 
         def ended(user: dict[str, Any]) -> None:
@@ -143,7 +106,7 @@ class Users:
 
     async def _edit_user(
         self, name: str, edit: Callable[[dict[str, Any]], None], actor: Actor, expected: int | None
-    ) -> SpecialUser:
+    ) -> Stored:
         """Edit the body of a user, which is deleted if it becomes empty."""
 
         def revised(stored: Stored | None) -> dict[str, Any] | None:
@@ -151,15 +114,15 @@ class Users:
             edit(user)
             return user or None
 
-        return SpecialUser.of((await self._rules.edit(ObjectKind.USER, name, revised, actor, expected)).after)
+        return user_of(name, (await self._rules.edit(ObjectKind.USER, name, revised, actor, expected)).after)
 
     async def limits(self, name: str) -> tuple[dict[str, Any], int]:
         """Return the limits of a user with their state, and the version of tier and overrides.
 
         It waits until this node runs the last change of the user; `in_force` is false if it does not in time.
         """
-        (special, version), in_force = await self.special(name)
-        policy = self._engine.policy
+        special, in_force = await self.special(name)
+        policy = self.policy
         uses, _ = await self.uses({"user": name})
         limits = [
             {
@@ -173,14 +136,15 @@ class Users:
             for each in uses
             if each.rule.dimensions == ("user",)
         ]
-        stored = {"tier": special.get("tier") or policy.ruleset.default_tier, "overrides": special.get("overrides", {})}
-        return {"user_id": name, "in_force": in_force, **stored, "rules": limits}, version
+        tier, overrides = special.body.get("tier") or policy.ruleset.default_tier, special.body.get("overrides", {})
+        found = {"user_id": name, "in_force": in_force, "tier": tier, "overrides": overrides, "rules": limits}
+        return found, special.version
 
-    async def special(self, name: str) -> tuple[SpecialUser, bool]:
+    async def special(self, name: str) -> tuple[Stored, bool]:
         """Return tier and overrides of a user, and whether this node runs them, which it waits for."""
         deadline = asyncio.get_running_loop().time() + _FOLLOWS_WITHIN
         while True:
-            special = SpecialUser.of(await self._rules.get(ObjectKind.USER, name))
+            special = user_of(name, await self._rules.get(ObjectKind.USER, name))
             in_force = self.known(name) == special.body
             if in_force or asyncio.get_running_loop().time() > deadline:
                 return special, in_force
@@ -188,42 +152,38 @@ class Users:
 
     def known(self, name: str) -> dict[str, Any]:
         """Return tier and overrides of a user in the rules that this node runs."""
-        body: dict[str, Any] = to_data(self._engine.policy.ruleset.users.get(name, User()))
+        body: dict[str, Any] = to_data(self.policy.ruleset.users.get(name, User()))
         return body
 
-    async def beginning(self, text: str, most: int) -> list[tuple[str, str]]:
+    async def search(self, text: str, most: int) -> list[tuple[str, str]]:
         """Return users with a tier or overrides whose names begin with a text, and their tiers."""
         if self._database is None:
-            known = self._engine.policy.ruleset.users
+            known = self.policy.ruleset.users
             return sorted((name, user.tier) for name, user in known.items() if name.startswith(text))[:most]
         async with self._database.reading() as connection:
             found = select(users.c.id, users.c.tier).where(begins(connection, users.c.id, text))
             return [(row.id, row.tier) for row in await connection.execute(found.order_by(users.c.id).limit(most))]
 
-    async def revealed(self, digest: str) -> str:
+    async def find_by_digest(self, digest: str) -> str:
         """Return the user with a tier or overrides who has a digest in logs; empty if there is none."""
-        names, shown = self._engine.policy.ruleset.users, Principals().shown
+        names, shown = self.policy.ruleset.users, Principals().shown
         return await asyncio.to_thread(lambda: next((name for name in names if shown(name) == digest), ""))
 
-    def tier(self, name: str) -> str:
-        """Return the tier of a user in the rules in force, which may be the default tier."""
-        return self._engine.policy.tier_of(name)
-
-    def default_rule(self) -> str:
-        default = self._engine.policy.ruleset.default
-        return default.id if default else ""
+    @property
+    def policy(self) -> Policy:
+        return self._engine.policy
 
     def tiers(self) -> list[str]:
-        policy = self._engine.policy
+        policy = self.policy
         named = {rule.rule.tier for rule in policy.rules.values()} | {
             *policy.ruleset.tiers,
             policy.ruleset.default_tier,
         }
         return sorted(named - {""})
 
-    def listed(self, principal: Mapping[str, str]) -> str:
+    def list_entry(self, principal: Mapping[str, str]) -> str:
         """Return why a caller is admitted or refused without regard to limits; empty if limits decide."""
-        reason = self._engine.policy.select(Request(dict(principal)), self._engine.clock.now()).reason
+        reason = self.policy.select(Request(dict(principal)), self._engine.clock.now()).reason
         return "" if reason.startswith(f"{ENDPOINT} ") else reason  # of the path, which is unknown here
 
     async def uses(
@@ -233,7 +193,7 @@ class Users:
 
         `principal` is by dimension, as in a request; `most` is None for all; the rules in `first` precede others.
         """
-        policy, now = self._engine.policy, self._engine.clock.now()
+        policy, now = self.policy, self._engine.clock.now()
         facts, whole = facts_of(Request(dict(principal))), address_given(Request(dict(principal)))
         tier = policy.tier_of(principal.get("user", ""))
         found = [
@@ -252,7 +212,7 @@ class Users:
         return uses, len(found)
 
     async def _use(self, prepared: PreparedRule, principal: Mapping[str, str], tier: str, now: int) -> RuleUse:
-        rule, policy = prepared.rule, self._engine.policy
+        rule, policy = prepared.rule, self.policy
         of_tier = policy.ruleset.tiers.get(tier, {}).get(rule.id)
         is_changed = of_tier is not None and (of_tier.until is None or now < of_tier.until)
         usual = of_tier.apply(rule.quotas) if of_tier is not None and is_changed else rule.quotas
@@ -266,23 +226,18 @@ class Users:
             rule, usual, considered.quotas, considered.source, considered.is_enforced, states, ruling.degraded
         )
 
-    async def reset(self, name: str, rules: Sequence[str], actor: Actor) -> dict[str, Any]:
-        return {"user_id": name, **await self.reset_caller({"user": name}, rules, actor)}
-
-    async def reset_caller(self, principal: Mapping[str, str], rules: Sequence[str], actor: Actor) -> dict[str, Any]:
+    async def reset(self, principal: Mapping[str, str], rules: Sequence[str], actor: Actor) -> dict[str, Any]:
         """Reset the limits of a principal that it shares with no other, or those of the named rules."""
-        policy = self._engine.policy
+        policy = self.policy
         enabled = [rule for rule in policy.rules.values() if rule.rule.enabled]
         known = [rule.id for rule in enabled if not principal.keys().isdisjoint(rule.dimensions)]
         done: list[str] = []
         for rule_id in rules or known:
-            rule = policy.rules.get(rule_id)
-            if rule is None:
-                raise UnknownObject(f"there is no rule {rule_id!r:.80}")
+            rule = existing(policy.rules.get(rule_id), f"rule {rule_id!r:.80} does not exist")
             if principal.keys().isdisjoint(rule.dimensions):
                 named = " or ".join(principal)
                 raise UsageError(
-                    f"rule {rule_id} counts by {rule.rule.dimension}: it has no state of one {named} to reset"
+                    f"rule {rule_id} counts by {rule.rule.dimension}: it has no separate usage of one {named} to reset"
                 )
             request, missing = _request_of(rule.rule, principal)
             if not missing:
@@ -303,12 +258,6 @@ def _request_of(rule: Rule, principal: Mapping[str, str]) -> tuple[Request, tupl
     return request, tuple([name for name in rule.dimensions if name not in known])
 
 
-def check_override(change: Change) -> None:
-    """Raise UsageError for an override that has ended, or changes nothing."""
-    if change.until is not None and change.until <= epoch_us():
-        raise UsageError("this override has already ended: until is in the past")
-    if change == Change(until=change.until):
-        raise UsageError(
-            "this override changes nothing: give a limit, burst, capacity, window, algorithm or limits; "
-            "to end an override, use DELETE"
-        )
+def user_of(name: str, stored: Stored | None) -> Stored:
+    """Return a user, which need not exist: one without tier and overrides is of version 0."""
+    return stored or Stored(ObjectKind.USER, name, {}, 0, 0, 0)

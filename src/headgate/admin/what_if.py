@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, and_, case, delete, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from headgate.admin.statements import constant, slices, sum_of, upsert
-from headgate.admin.tables import use_histograms, use_principals, use_windows
+from headgate.admin.tables import constant, slices, sum_of, upsert, use_histograms, use_principals, use_windows
 from headgate.config.times import length_text, moment_text
 from headgate.core.algorithms import Algorithm
 from headgate.core.calendar import DAY_US
@@ -80,7 +79,7 @@ def width_of(low: int) -> int:
     return 1 if low < EXACT_BELOW else 1 << (low.bit_length() - _EXACT_BITS)
 
 
-def estimated(buckets: Iterable[UseBucket], limit: int, window_us: int) -> Estimate:
+def estimate_refusals(buckets: Iterable[UseBucket], limit: int, window_us: int) -> Estimate:
     """Estimate what a limit, for windows of this length, would have refused."""
     units = principals = touched = sampled = 0
     low = high = variance = 0.0
@@ -127,12 +126,11 @@ class LimitChange(NamedTuple):
         """The length of the windows in which use is counted; see `measured_window`."""
         return measured_window(self.quota)
 
-    async def answer(self, connection: AsyncConnection, since: int, until: int) -> dict[str, Any]:
-        """Estimate what the limit would have refused between two moments."""
+    async def estimate(self, connection: AsyncConnection, since: int, until: int) -> dict[str, Any]:
         found = await use_of(connection, self.rule, self.window_us, since, until)
         limit = self.quota.limit * self.window_us // self.quota.window_us  # the window is at least a second
-        estimate = estimated(found.get(self.in_force, ()), limit, self.window_us)
-        others = {in_force: estimated(use, limit, self.window_us).units for in_force, use in found.items()}
+        estimate = estimate_refusals(found.get(self.in_force, ()), limit, self.window_us)
+        others = {in_force: estimate_refusals(use, limit, self.window_us).units for in_force, use in found.items()}
         return {
             "rule_id": self.rule,
             "limit": self.quota.limit,
@@ -162,15 +160,13 @@ class LimitChange(NamedTuple):
         if self._is_exact:
             return assumed
         quota, length = self.quota, length_text(self.window_us)
-        assumed += f"; use was counted in fixed windows of {length}, and {quota} is {_kind(quota)}: an estimate"
+        kind = f"a {str(quota.algorithm).replace('_', ' ')}"
+        if quota.calendar:
+            kind = "counted by the calendar"
+        elif quota.algorithm is Algorithm.FIXED_WINDOW:
+            kind = "one of another length"
+        assumed += f"; use was counted in fixed windows of {length}, and {quota} is {kind}: an estimate"
         return f"{assumed} that ignores its burst" if quota.burst else assumed
-
-
-def _kind(quota: Quota) -> str:
-    if quota.calendar:
-        return "counted by the calendar"
-    is_fixed = quota.algorithm is Algorithm.FIXED_WINDOW
-    return "one of another length" if is_fixed else f"a {str(quota.algorithm).replace('_', ' ')}"
 
 
 def not_counted(quotas: Iterable[Quota]) -> list[str]:

@@ -1,1 +1,1 @@
-"""The command line. Each subcommand is a module with `add(commands)`, listed in `headgate.cli.__main__`."""
+"""The command line. Each module declares its subcommands in `COMMANDS`; `headgate.cli.__main__` has their names."""

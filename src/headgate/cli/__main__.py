@@ -1,6 +1,6 @@
 """``headgate``, and ``python -m headgate.cli``.
 
-Exit codes: 0 success; 1 the answer is no (rules are invalid, or differ); 2 wrong usage.
+Exit codes: 0 success; 1 a negative result (rules are invalid, or differ); 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -14,37 +14,31 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import NoReturn
 
-from headgate.cli.command import WRONG_USAGE, Command, NoAnswer, Terminal, discard_output, open_standard_streams
-from headgate.core.errors import HeadgateError, not_installed
-from headgate.core.numbers import printable
+from headgate.cli.command import WRONG_USAGE, NoAnswer, Run, Terminal, discard_output, open_standard_streams
+from headgate.core.errors import HeadgateError
+from headgate.messages import not_installed, printable
 
 COMMANDS = {
-    "serve": "headgate.cli.serve",
-    "gateway": "headgate.cli.gateway",
-    "check": "headgate.cli.check",
-    "reset": "headgate.cli.check",
-    "rules": "headgate.cli.rules",
-    "explain": "headgate.cli.explain",
-    "who": "headgate.cli.operating",
-    "enforcement": "headgate.cli.operating",
-    "replay": "headgate.cli.replay",
-    "users": "headgate.cli.users",
-    "revisions": "headgate.cli.revisions",
-    "undo": "headgate.cli.revisions",
-    "refusals": "headgate.cli.users",
-    "keys": "headgate.cli.keys",
-    "consumers": "headgate.cli.keys",
-    "audit": "headgate.cli.database",
-    "database": "headgate.cli.database",
-    "usage": "headgate.cli.database",
+    name: f"headgate.cli.{module}"
+    for module, names in {
+        "serve": "serve",
+        "gateway": "gateway",
+        "check": "check reset",
+        "rules": "rules",
+        "explain": "explain",
+        "operating": "who enforcement",
+        "replay": "replay",
+        "users": "users refusals",
+        "keys": "keys consumers",
+        "history": "revisions undo audit usage database",
+    }.items()
+    for name in names.split()
 }
-"""The module of each subcommand."""
 _EXTRAS = {"serve": "server", "gateway": "gateway", "replay": "replay"}
 """The extra that a command needs; others may need that of the admin plane."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code."""
     open_standard_streams()
     words = sys.argv[1:] if argv is None else argv
     parser = _parser(words[0] if words else "")
@@ -54,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _refuse(arguments.parser, unknown)
     except SystemExit as stop:  # argparse has written the message
         return stop.code if isinstance(stop.code, int) else WRONG_USAGE
-    run: Command | None = getattr(arguments, "run", None)
+    run: Run | None = getattr(arguments, "run", None)
     if run is None:
         arguments.parser.print_help()
         return WRONG_USAGE
@@ -70,7 +64,7 @@ def _refuse(parser: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
-def _run(run: Command, arguments: argparse.Namespace, extra: str) -> int:
+def _run(run: Run, arguments: argparse.Namespace, extra: str) -> int:
     terminal = Terminal.of(sys.stdout, sys.stderr)
     try:
         code = run(arguments, terminal)
@@ -81,7 +75,10 @@ def _run(run: Command, arguments: argparse.Namespace, extra: str) -> int:
         return WRONG_USAGE
     except (HeadgateError, ImportError) as error:
         if isinstance(error, NoAnswer):
-            _report_failure(error, terminal)
+            first, *more = map(printable, str(error).split("\n"))
+            terminal.write_error(f"headgate: {first}", "red")
+            for line in more:
+                terminal.write_error(line)
         else:
             terminal.write_error(f"headgate: {error}")
         return WRONG_USAGE
@@ -98,26 +95,19 @@ def _run(run: Command, arguments: argparse.Namespace, extra: str) -> int:
         return 130
 
 
-def _report_failure(error: NoAnswer, terminal: Terminal) -> None:
-    first, *more = str(error).split("\n")
-    terminal.write_error(terminal.styled(f"headgate: {printable(first)}", "red", err=True))
-    for line in more:
-        terminal.write_error(printable(line))
-
-
 def _parser(command: str) -> argparse.ArgumentParser:
     """Return the parser of one command, or of all for an unknown one. Other modules are not loaded."""
     parser = argparse.ArgumentParser(
         prog="headgate",
         description="A distributed rate limiter.",
         allow_abbrev=False,
-        epilog="Exit codes: 0 success, 1 the answer is no, 2 wrong usage.",
+        epilog="Exit codes: 0 success, 1 negative result, 2 wrong usage.",
     )
     parser.add_argument("--version", action="version", version=f"headgate {version('headgate')}")
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for module in dict.fromkeys([COMMANDS[command]] if command in COMMANDS else COMMANDS.values()):
-        import_module(module).add(commands)
+        import_module(module).COMMANDS.add_to(commands)
     return parser
 
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from headgate.core.errors import HeadgateError, InvalidRule, UsageError, not_installed
+from headgate.core.errors import HeadgateError, InvalidRule, UsageError
+from headgate.messages import not_installed
 from headgate.server.ports import Port, listen
 from headgate.server.settings import Settings
 from headgate.server.supervisor import CannotStart
@@ -32,8 +33,6 @@ _LOG = logging.getLogger("headgate.admin")
 
 
 class ServedAdmin(NamedTuple):
-    """The admin plane of a service."""
-
     plane: AdminPlane
     port: Port
     begun: Begun
@@ -41,15 +40,15 @@ class ServedAdmin(NamedTuple):
     """Of the service, which gets its rules from this plane."""
 
     def beside_node(self, node: Node) -> AbstractAsyncContextManager[object]:
-        """Serve in the process of the single node."""
-        taken = node.taken_use, node.taken_refusals
-        return self.plane.serving(self.port.sockets[0], node.engine, node.hot_keys, node.counted, *taken)
+        reports = node.recorder
+        taken = reports.take_use, reports.take_refusals
+        return self.plane.serving(self.port.sockets[0], node.engine, reports.hot_keys, reports.worker_counts, *taken)
 
     @asynccontextmanager
     async def beside_workers(self, folder: str) -> AsyncIterator[None]:
         """Serve in the process that supervises workers, which share a store and their counters."""
         from headgate.engine import AsyncEngine  # noqa: PLC0415  needed only with an admin plane
-        from headgate.observe.workers import Slots  # noqa: PLC0415
+        from headgate.observe.workers import CounterFiles  # noqa: PLC0415
         from headgate.policy.live import LivePolicy  # noqa: PLC0415
         from headgate.server.configuration import rules_of  # noqa: PLC0415
 
@@ -57,13 +56,13 @@ class ServedAdmin(NamedTuple):
         with LivePolicy(rules_of(settings), enforcing=settings.enforcement) as policy:
             mode, shares = settings.on_store_failure, settings.shares
             engine = AsyncEngine(policy, store=settings.store_address, on_store_failure=mode, nodes=shares)
-            slots = Slots(folder)
+            counters = CounterFiles(folder)
             try:
-                taken = slots.taken_use, slots.taken_refusals
-                async with self.plane.serving(self.port.sockets[0], engine, slots.hot_keys, slots.read, *taken):
+                taken = counters.take_use, counters.take_refusals
+                async with self.plane.serving(self.port.sockets[0], engine, counters.hot_keys, counters.read, *taken):
                     yield
             finally:
-                slots.close()
+                counters.close()
                 await engine.close()
 
 
@@ -79,7 +78,7 @@ def open_admin(settings: Settings, stack: ExitStack) -> ServedAdmin | None:
     except ModuleNotFoundError as error:
         if not is_embedded(settings):
             raise UsageError(not_installed(error.name, "admin")) from None
-        _LOG.warning("no admin plane, and example rules: %s", not_installed(error.name, "admin"))
+        _LOG.warning("starting with example rules, without an admin plane: %s", not_installed(error.name, "admin"))
         return None
     from headgate.policy.snapshot import snapshot_folder  # noqa: PLC0415  slow to load as well
     from headgate.server.configuration import deprecations_of, rules_of  # noqa: PLC0415
@@ -111,26 +110,19 @@ def open_admin(settings: Settings, stack: ExitStack) -> ServedAdmin | None:
     return ServedAdmin(plane, port, begun, own)
 
 
-class ExaminedAdmin(NamedTuple):
-    """What a service would find in its database."""
+def examine_admin(settings: Settings) -> tuple[int | None, str, str] | None:
+    """Examine the database without changing it; None if there is none. Raises UsageError.
 
-    rules: int | None
-    """Number of rules; None: those of the example."""
-    hint: str = ""
-    """What it would do first."""
-    problem: str = ""
-    """Why it cannot use the database now."""
-
-
-def examine_admin(settings: Settings) -> ExaminedAdmin | None:
-    """Examine the database without changing it; None if there is none. Raises UsageError."""
+    Returns the number of rules (None: those of the example), what the service would do first, and why it cannot use the
+    database now.
+    """
     if not has_admin(settings):
         return None
     url = database_url(settings)
     try:
         from headgate.admin.database import Database  # noqa: PLC0415  an extra, slow to load
         from headgate.admin.plane import AdminPlane  # noqa: PLC0415
-        from headgate.policy.snapshot import WHOLE, snapshot_folder  # noqa: PLC0415
+        from headgate.policy.snapshot import RULES, snapshot_folder  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if is_embedded(settings):
             return None
@@ -144,19 +136,20 @@ def examine_admin(settings: Settings) -> ExaminedAdmin | None:
     except UsageError:
         raise
     except HeadgateError as error:
-        has_rules = (snapshot_folder(url, settings.data_dir) / WHOLE).exists()
-        would = "would start, with the last good rules" if has_rules else "could not start: there are no rules"
-        return ExaminedAdmin(0, problem=f"it {would}: {error}")
+        has_rules = (snapshot_folder(url, settings.data_dir) / RULES).exists()
+        would = "would start, with the last valid rules" if has_rules else "could not start: there are no rules"
+        return 0, "", f"it {would}: {error}"
     if not found.is_empty:
-        return ExaminedAdmin(found.rules)
-    hint = f"{name} is empty: it would get tables, and no rules: headgate rules apply FILE --database URL"
+        return found.rules, "", ""
+    hint = (
+        f"{name} is empty: tables would be created, without rules; add them: headgate rules apply FILE --database URL"
+    )
     if is_embedded(settings):
-        hint = f"{name} is empty or does not exist yet: it would get tables and the example rules"
-    return ExaminedAdmin(None if is_embedded(settings) else 0, hint)
+        hint = f"{name} is empty or does not exist: it would be created with the example rules"
+    return None if is_embedded(settings) else 0, hint, ""
 
 
 def is_embedded(settings: Settings) -> bool:
-    """Return whether the rules are in a database in the working directory."""
     return not (settings.rules or settings.database or settings.envoy_config)
 
 
@@ -178,7 +171,7 @@ def _claim_folder(url: str, given: str, stack: ExitStack) -> str:
     Two services that follow the same database would write the same files; the second one starts with a copy.
     """
     from headgate.policy.snapshot import (  # noqa: PLC0415  slow to load
-        WHOLE,
+        RULES,
         SnapshotReader,
         SnapshotWriter,
         data_dir,
@@ -198,7 +191,7 @@ def _claim_folder(url: str, given: str, stack: ExitStack) -> str:
             raise UsageError(f"{folder / 'lock'}: {error.strerror}; see --data-dir") from None
         if number > 1:
             _LOG.warning("another service uses %s: this one keeps its rules in %s", first, folder)
-            if not (folder / WHOLE).exists():
+            if not (folder / RULES).exists():
                 with suppress(InvalidRule, OSError):
                     SnapshotWriter(folder, str(first)).write(SnapshotReader(first).read())
         return base

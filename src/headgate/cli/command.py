@@ -7,16 +7,21 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias
+from inspect import getdoc
+from io import TextIOWrapper
+from typing import Any, Self, TextIO, TypeAlias
 
+from headgate.config.times import length_of
 from headgate.core.errors import HeadgateError, UsageError
-from headgate.core.numbers import printable
+from headgate.core.numbers import short
+from headgate.messages import printable
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-"""The default address of a service."""
 OK, NO, WRONG_USAGE = 0, 1, 2
-"""Exit codes: success; the answer is no; wrong usage."""
+"""Exit codes: success; a negative result; wrong usage."""
+_LONGEST_TIMEOUT, _LONGEST_NUMBER = 3600, 20
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _PRINCIPALS = {"user": "user", "ip": "address", "apikey": "name of the API key"}
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104  wildcards, and a reachable address
@@ -38,11 +43,13 @@ class Terminal:
     @classmethod
     def of(cls, out: TextIO, err: TextIO) -> Self:
         """Detect colours: none if NO_COLOR is set (see no-color.org), or without a terminal."""
+        if isinstance(out, TextIOWrapper):
+            out.reconfigure(errors="backslashreplace")  # as on standard error
         wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         return cls(out, err, wanted and out.isatty(), wanted and err.isatty())
 
-    def write(self, text: str = "") -> None:
-        self.out.write(_encodable(text, self.out) + "\n")
+    def write(self, text: str = "", style: str = "") -> None:
+        self.out.write(self.styled(text, style) + "\n")
 
     def write_json(self, data: Any) -> None:
         self.out.write(as_json(data))
@@ -53,63 +60,122 @@ class Terminal:
         widths = [max(map(len, column)) for column in zip(head, *texts, strict=True)]
         for style, row in (("bold", head), *(("", row) for row in texts)):
             line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            self.write(self.styled(line, style) if style else line)
+            self.write(line, style)
 
-    def write_error(self, text: str) -> None:
-        """Write a line to standard error."""
-        self.err.write(_encodable(text, self.err) + "\n")
+    def write_error(self, text: str, style: str = "") -> None:
+        self.err.write(self.styled(text, style, err=True) + "\n")
 
     def styled(self, text: str, style: str, *, err: bool = False) -> str:
-        """Return `text` in a style, if the stream has colours."""
-        return coloured(text, style) if (self.err_colours if err else self.out_colours) else text
+        """Return `text` in a style, if there is one and the stream has colours."""
+        has_colours = self.err_colours if err else self.out_colours
+        return f"\033[{_STYLES[style]}m{text}\033[0m" if style and has_colours else text
 
 
-Command: TypeAlias = Callable[[argparse.Namespace, Terminal], int]
-if TYPE_CHECKING:
-    Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  it has no public name
-else:
-    Commands: TypeAlias = Any
+Run: TypeAlias = Callable[[argparse.Namespace, Terminal], int]
+"""Runs a command; returns its exit code."""
+AddOptions: TypeAlias = Callable[[Any], object]
+"""Adds options to a parser, or to a group of one."""
+Subparsers: TypeAlias = Any
+"""The result of `ArgumentParser.add_subparsers`, whose type has no public name."""
 
 
-def add_command(
-    commands: Commands, name: str, run: Command | None, summary: str, *, more: str = "", examples: str = ""
-) -> argparse.ArgumentParser:
-    """Add a subcommand, and return its parser. With nothing to run, it prints its help.
+class Commands:
+    """Commands, each declared by the function that runs it."""
 
-    `summary` is for the list of commands; `more` is added to the command's own help; `examples` has one per line.
+    def __init__(self) -> None:
+        self._declared: list[tuple[str, str, Run | Commands, Sequence[AddOptions]]] = []
+        """The name, the help, the function or the group, and the options of each."""
+
+    def command(self, name: str, *options: AddOptions) -> Callable[[Run], Run]:
+        """Declare a command. The docstring of its function is its help, whose first line is in the list of commands."""
+
+        def declare(run: Run) -> Run:
+            self._declared.append((name, getdoc(run) or "", run, options))
+            return run
+
+        return declare
+
+    def group(self, name: str, text: str) -> Commands:
+        """Declare a group of commands, with its help."""
+        group = Commands()
+        self._declared.append((name, text, group, ()))
+        return group
+
+    def include(self, others: Commands) -> None:
+        self._declared += others._declared
+
+    def add_to(self, parsers: Subparsers) -> None:
+        """Add a parser for each command; that of a group without a command prints its help."""
+        for name, text, runs, options in self._declared:
+            about, heading, examples = text.partition("\n\nExamples:\n")
+            summary = about.partition("\n\n")[0].removesuffix(".")
+            parser = parsers.add_parser(
+                name,
+                help=summary if summary[:2].isupper() else summary[:1].lower() + summary[1:],
+                description=about,
+                epilog=f"{heading.strip()}\n{examples}" if examples else None,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+                allow_abbrev=False,
+            )
+            if isinstance(runs, Commands):
+                parser.set_defaults(parser=parser)
+                runs.add_to(parser.add_subparsers(title="commands", metavar="COMMAND"))
+            else:
+                parser.set_defaults(run=runs, parser=parser)
+            for add in options:
+                add(parser)
+
+
+def option(form: str, about: str, default: Any = None, **settings: Any) -> AddOptions:
+    """Declare an option as its usage shows it: ``-o --output FILE``, ``--json``, ``--entry KEY=VALUE ...``.
+
+    A form without a dash is positional: ``PATH``, ``PATH?``, ``PATH*`` or ``PATH+``. A default is shown, and gives the
+    type of a number; `settings` are those of `ArgumentParser.add_argument`.
     """
-    epilog = "examples:\n" + "\n".join(f"  {line}" for line in examples.splitlines()) if examples else None
-    parser = commands.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[:1].upper()}{summary[1:]}.\n\n{more}".strip(),
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=run, parser=parser)
-    return parser
+    *names, placeholder = form.removesuffix(" ...").split()
+    if placeholder.startswith("-"):
+        names.append(placeholder)
+        settings = {"action": "store_true", **settings}
+    elif not names:
+        word = placeholder.rstrip("?*+")
+        settings |= {"nargs": placeholder[-1]} if word != placeholder else {}
+        names, placeholder = [word.lower().partition("=")[0]], word
+    if not placeholder.startswith("-") and "choices" not in settings:
+        settings["metavar"] = placeholder
+    if form.endswith(" ..."):
+        settings |= {"action": "append", "default": []}
+    if default is not None:
+        settings["default"] = default
+        if type(default) in {int, float}:
+            settings.setdefault("type", type(default))
+        if default != "" and "default" not in about:
+            about += " [%(default)g]" if type(default) is float else " [%(default)s]"
+    return lambda parser: parser.add_argument(*names, help=about, **settings)
 
 
-def add_group(commands: Commands, name: str, summary: str, *, more: str = "") -> Commands:
-    """Add a group of subcommands, and return it."""
-    return add_command(commands, name, None, summary, more=more).add_subparsers(title="commands", metavar="COMMAND")
+def heading(title: str, about: str | None, *options: AddOptions) -> AddOptions:
+    def add(parser: argparse.ArgumentParser) -> None:
+        group = parser.add_argument_group(title, about)
+        for each in options:
+            each(group)
+
+    return add
 
 
-def add_principal_options(parser: argparse.ArgumentParser, about: str = "the caller") -> None:
-    """Add the options that name principals."""
+JSON = option("--json", "write JSON, for programs")
+
+
+def add_principal_options(parser: Any, about: str = "the caller") -> None:
     for name, noun in _PRINCIPALS.items():
-        parser.add_argument(f"--{name}", metavar="VALUE", help=f"{about}: the {noun}")
-    repeated = f"{about}: any other dimension of rules; may be repeated"
-    parser.add_argument("--attribute", metavar="NAME=VALUE", action="append", default=[], help=repeated)
+        option(f"--{name} VALUE", f"{about}: the {noun}")(parser)
+    option("--attribute NAME=VALUE ...", f"{about}: any other dimension of rules; may be repeated")(parser)
 
 
-def add_request_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that describe a request."""
+def add_request_options(parser: Any) -> None:
     add_principal_options(parser)
-    parser.add_argument("--method", default="GET", help="the HTTP method; default: GET")
-    parser.add_argument("--tier", default="", help="the tier; default: that of the user")
-    parser.add_argument("--cost", type=int, default=1, help="the cost of the request; default: 1")
+    option("--method METHOD", "the HTTP method; default: GET", "GET")(parser)
+    option("--tier TIER", "the tier; default: that of the user", "")(parser)
+    option("--cost COST", "the cost of the request; default: 1", 1)(parser)
 
 
 def principal_of(arguments: argparse.Namespace) -> dict[str, str]:
@@ -117,16 +183,43 @@ def principal_of(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def attributes_of(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the attributes. Raises UsageError."""
-    return dict(named(text, "--attribute", "region=eu") for text in arguments.attribute)
+    return dict(split_pair(text, "--attribute", "region=eu") for text in arguments.attribute)
 
 
-def named(text: str, option: str, example: str) -> tuple[str, str]:
+def split_pair(text: str, option: str, example: str) -> tuple[str, str]:
     """Split NAME=VALUE. Raises UsageError."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise UsageError(f"{option} takes NAME=VALUE, such as {example}, not {text!r}")
     return name, value
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """Return the type of an option that is a whole number."""
+
+    def parse(text: str) -> int:
+        if text.removeprefix("-").isdecimal() and len(text) < _LONGEST_NUMBER and low <= int(text) <= high:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"must be a whole number from {low} to {high}, not {short(text)}")
+
+    return parse
+
+
+def seconds(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < float(text) <= _LONGEST_TIMEOUT:
+            return float(text)
+    raise argparse.ArgumentTypeError(
+        f"must be a number of seconds above 0 and up to {_LONGEST_TIMEOUT}, not {short(text)}"
+    )
+
+
+def duration_us(text: str, name: str) -> int:
+    """Return the duration that an option names. Raises UsageError."""
+    try:
+        return length_of(text)
+    except ValueError:
+        raise UsageError(f"{name} must be a duration, such as 30m, 1h or 7d, not {short(text)}") from None
 
 
 def url_of(host: str, port: int, *, tls: bool) -> str:
@@ -156,15 +249,5 @@ def open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(each, "w", closefd=False))
 
 
-def coloured(text: str, style: str) -> str:
-    return f"\033[{_STYLES[style]}m{text}\033[0m"
-
-
 def as_json(data: Any) -> str:
     return json.dumps(data, indent=2) + "\n"
-
-
-def _encodable(text: str, stream: TextIO) -> str:
-    """Return `text` with what the stream cannot encode escaped."""
-    encoding = stream.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)

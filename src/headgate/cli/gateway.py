@@ -10,11 +10,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headgate.cli.command import NO, OK, WRONG_USAGE, Commands, Terminal, add_command, discard_output, url_of
+from headgate.cli.command import NO, OK, WRONG_USAGE, Commands, Terminal, discard_output, option, url_of
 from headgate.cli.rule_files import report_problems, write_problems
 from headgate.config.problems import InvalidRules
-from headgate.core.errors import UsageError, not_installed
-from headgate.core.numbers import printable
+from headgate.core.errors import UsageError
+from headgate.messages import counted, not_installed, printable
 from headgate.server.settings import LOG_FORMATS, LOG_LEVELS
 from headgate.web.apikey import digest
 
@@ -25,39 +25,46 @@ if TYPE_CHECKING:
 _USUAL = "gateway.yaml"
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "gateway",
-        _gateway,
-        "run Envoy in front of services, with authentication and limits",
-        more="The file has the listeners, services, routes, callers and their limits. It is watched: a change takes\n"
-        "effect without dropped connections, and an invalid one changes nothing.\n\n"
-        "SIGTERM fails health checks, drains after drain_delay and completes requests in progress. SIGINT drains\n"
-        "immediately. A second signal shortens draining.\n"
-        "SIGHUP rereads the files. SIGUSR1 turns enforcement off, SIGUSR2 on.\n\n"
-        "Exit codes: 0 stopped by a signal, or success; 1 it could not start, or the file is invalid; 2 wrong\n"
-        "usage.",
-        examples="headgate gateway --init\n"
-        "headgate gateway --check gateway.yaml\n"
-        "headgate gateway gateway.yaml\n"
-        "HEADGATE_STORE=redis://:password@redis:6379/0 headgate gateway gateway.yaml --log-format json",
-    )
-    parser.add_argument("file", metavar="FILE", nargs="?", default=_USUAL, help=f"the YAML file; default: {_USUAL}")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--init", action="store_true", help="write a commented file to start from")
-    what.add_argument("--check", action="store_true", help="only report whether it could start")
-    what.add_argument("--print-config", action="store_true", help="print the configuration of Envoy, without secrets")
-    what.add_argument("--schema", action="store_true", help="print the JSON Schema of the file, for editors")
-    parser.add_argument("--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="default: %(default)s")
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default: %(default)s")
+COMMANDS = Commands()
 
 
+def _actions(parser: argparse.ArgumentParser) -> None:
+    one_of = parser.add_mutually_exclusive_group()
+    option("--init", "write a commented file to start from")(one_of)
+    option("--check", "only report whether the gateway could start")(one_of)
+    option("--print-config", "print the configuration of Envoy, without secrets")(one_of)
+    option("--schema", "print the JSON Schema of the file, for editors")(one_of)
+
+
+@COMMANDS.command(
+    "gateway",
+    option("FILE?", f"the YAML file; default: {_USUAL}", _USUAL),
+    _actions,
+    option("--log-format FORMAT", "the format of the log", LOG_FORMATS[0], choices=LOG_FORMATS),
+    option("--log-level LEVEL", "the lowest level in the log", "info", choices=LOG_LEVELS),
+)
 def _gateway(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Run Envoy in front of services, with authentication and limits.
+
+    The file has the listeners, services, routes, callers and their limits. It is watched: a change takes
+    effect without dropped connections, and an invalid one changes nothing.
+
+    After SIGTERM, health checks fail for drain_delay, and then requests in progress are completed. SIGINT
+    skips the delay. A second signal skips to the next stage.
+    SIGHUP reads the files again. SIGUSR1 turns enforcement off, SIGUSR2 on.
+
+    Exit codes: 0 stopped by a signal, or success; 1 it could not start, or the file is invalid; 2 wrong
+    usage.
+
+    Examples:
+      headgate gateway --init
+      headgate gateway --check gateway.yaml
+      HEADGATE_STORE=redis://:password@redis:6379/0 headgate gateway gateway.yaml --log-format json
+    """
     if arguments.init:
         return _init(Path(arguments.file), terminal)
     if arguments.schema:
-        from headgate.gateway.forms import gateway_schema  # noqa: PLC0415  what it needs is an extra
+        from headgate.gateway.model import gateway_schema  # noqa: PLC0415  an extra
 
         terminal.write_json(gateway_schema())
         return OK
@@ -80,7 +87,7 @@ def _init(file: Path, terminal: Terminal) -> int:
         with file.open("x") as new:
             new.write(text)
     except FileExistsError:
-        raise UsageError(f"{file} exists already: name another one") from None
+        raise UsageError(f"{file} already exists: choose another name") from None
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from None
     terminal.write(f"{file} is written. Review it, and run it with: headgate gateway {file}")
@@ -95,23 +102,22 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from headgate.server.private_folder import private_folder  # noqa: PLC0415
     from headgate.stores import open_store  # noqa: PLC0415
 
-    gateway = load_gateway(arguments.file, store=_store())
+    gateway = load_gateway(arguments.file, store=os.environ.get("HEADGATE_STORE") or "memory")
     resources = resources_of(gateway, "/run/headgate")
     if arguments.print_config:
-        terminal.write_json(resources.whole(gateway, secret=True))
+        terminal.write_json(resources.whole(secret=True))
         return OK
     open_store(gateway.decisions.store).close()  # nothing is connected
     with private_folder() as folder:
-        refusal = validate(resources.whole(gateway, secret=False), folder)
+        refusal = validate(resources.whole(secret=False), folder)
     if refusal:
         terminal.write_error(
             f"headgate: {printable(arguments.file)}: Envoy refuses the configuration: {printable(refusal)}"
         )
         return NO
     write_problems(gateway.warnings, terminal, warning=True)
-    routes, services = len(gateway.routes), len(gateway.services)
-    counted = f"{routes} route{'s' * (routes != 1)} to {services} service{'s' * (services != 1)}"
-    terminal.write(terminal.styled(f"{printable(arguments.file)}: it could start: {counted}", "green"))
+    found = f"{counted(len(gateway.routes), 'route')} to {counted(len(gateway.services), 'service')}"
+    terminal.write(f"{printable(arguments.file)}: it could start: {found}", "green")
     return OK
 
 
@@ -125,7 +131,7 @@ def _run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     logs.setup(arguments.log_format, arguments.log_level)
     running = RunningGateway(
         arguments.file,
-        store=_store(),
+        store=os.environ.get("HEADGATE_STORE") or "memory",
         log_format=arguments.log_format,
         log_level=arguments.log_level,
         following=_consumer_keys,
@@ -139,7 +145,6 @@ def _run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _consumer_keys(url: str, folder: Path) -> ConsumerKeys:
-    """Return the follower of a database's consumer keys. Raises UsageError."""
     try:
         from headgate.admin.follower import ConsumerFollower  # noqa: PLC0415  an extra, slow to load
     except ModuleNotFoundError as error:
@@ -147,21 +152,17 @@ def _consumer_keys(url: str, folder: Path) -> ConsumerKeys:
     return ConsumerFollower(url, folder)
 
 
-def _store() -> str:
-    return os.environ.get("HEADGATE_STORE") or "memory"
-
-
 def _greet(file: str, gateway: Gateway, terminal: Terminal) -> None:
     try:
-        terminal.write(terminal.styled(f"Headgate {version('headgate')} is a gateway", "bold"))
+        terminal.write(f"Headgate {version('headgate')} is a gateway", "bold")
         for listener in gateway.listeners:
-            led = f" (redirects to port {listener.redirect_to})" if listener.redirect_to else ""
-            terminal.write(f"  clients  {_url(listener)}{led}")
+            target = f" (redirects to port {listener.redirect_to})" if listener.redirect_to else ""
+            terminal.write(f"  clients  {_url(listener)}{target}")
         terminal.write(f"  file     {printable(file)}")
         for route in gateway.routes:
-            for_whom = "" if route.require == "none" else f", requires {route.require}"
+            required = "" if route.require == "none" else f", requires {route.require}"
             hosts = f" of {', '.join(route.hosts)}" if route.hosts else ""
-            terminal.write(printable(f"  route    {route.path}{hosts} to {route.service}{for_whom}"))
+            terminal.write(printable(f"  route    {route.path}{hosts} to {route.service}{required}"))
         if gateway.admin:
             terminal.write(f"  metrics  {_url(gateway.admin)}/metrics")
         terminal.write("try it:")

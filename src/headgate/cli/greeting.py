@@ -7,13 +7,14 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headgate.cli.command import DEFAULT_URL, Terminal, url_of, with_brackets
 from headgate.core.errors import UsageError
-from headgate.core.numbers import printable
+from headgate.messages import printable
 from headgate.policy.compiled import Policy
 from headgate.policy.model import Rule
 from headgate.policy.request import ENDPOINT, GLOBAL, PRINCIPALS, Request
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
     from headgate.admin.plane import Begun
 
 USUAL = Request({"user": "u1"}, "/api/v1/orders", "POST")
-"""The preferred request to try."""
 _SAMPLES = {"user": "u1", "ip": "203.0.113.9", "apikey": "k1"}
 _LONGEST = 100_000
 """Larger rule files are not read for this, since clients are waiting."""
 _SAMPLE = "x"
 """Any segment of a path, and any other value."""
+_CLIENT_CERTIFICATE = ("--cert", "CLIENT.pem", "--key", "CLIENT.key")
 
 
-def prepared(
+def prepare(
     settings: Settings, ports: Mapping[str, int], store: str, terminal: Terminal, admin: Begun | None = None
 ) -> Callable[[int], None]:
     """Prepare the message of a service that is about to start; the result writes it, given the number of rules.
@@ -43,8 +44,11 @@ def prepared(
     """
     scheme, host = "https" if settings.tls_cert else "http", with_brackets(settings.host)
     request = sample_request(settings)
-    own = [check_command(settings, ports["http"], request)] if _has_rules(settings) else []
+    own = [_check_command(settings, ports["http"], request)] if _has_rules(settings) else []
     trials = [*own, trial(settings, ports["http"], request)]
+    shared = f", shared by {settings.workers} workers" if settings.workers > 1 else ""
+    if not settings.is_shared:
+        shared = ", for this process alone"
     title = terminal.styled(f"Headgate {version('headgate')} serves", "bold")
 
     def write(rules: int) -> None:
@@ -52,7 +56,7 @@ def prepared(
             "HTTP": f"{scheme}://{host}:{ports['http']}",
             "gRPC": f"{host}:{ports['grpc']}" + (" (TLS)" if settings.tls_cert else ""),
             "rules": f"{rules}, {_origin(settings)}",
-            "store": store + _shared_by(settings),
+            "store": store + shared,
         }
         if "admin" in ports:
             lines["admin"] = f"{scheme}://{with_brackets(settings.admin_host)}:{ports['admin']}"
@@ -64,7 +68,7 @@ def prepared(
         if admin is not None and admin.first_key:
             write_first_key(admin.first_key, terminal)
         if admin is not None and admin.error:
-            terminal.write(terminal.styled(f"the rules are the last good ones: {printable(admin.error)}", "yellow"))
+            terminal.write(f"the rules are the last valid ones: {printable(admin.error)}", "yellow")
         terminal.write("try it:")
         for line in trials:
             terminal.write(f"  {printable(line)}")
@@ -74,7 +78,6 @@ def prepared(
 
 
 def write_first_key(key: str, terminal: Terminal) -> None:
-    """Show the key created for a new database."""
     terminal.write("the first key of the admin plane, for HEADGATE_ADMIN_KEY; it is shown only once:")
     terminal.write(f"  {key}")
     terminal.out.flush()
@@ -88,8 +91,11 @@ def sample_request(settings: Settings) -> Request:
         policy = Policy(rules_of(settings).read())
     except (OSError, UsageError):  # it may be incomplete at this moment
         return USUAL
-    candidates = (USUAL, *[_request_for(rule) for rule in policy.ruleset.rules])
-    return next((each for each in candidates if _is_limited(policy, each)), USUAL)
+    for request in (USUAL, *[_request_for(rule) for rule in policy.ruleset.rules]):
+        with suppress(UsageError):
+            if policy.select(request, 0).verdict is Verdict.LIMITED:
+                return request
+    return USUAL
 
 
 def _request_for(rule: Rule) -> Request:
@@ -101,55 +107,36 @@ def _request_for(rule: Rule) -> Request:
     return Request(principal, "/" + "/".join(segments), method, attributes, tier=rule.tier)
 
 
-def _is_limited(policy: Policy, request: Request) -> bool:
-    try:
-        return policy.select(request, 0).verdict is Verdict.LIMITED
-    except UsageError:
-        return False
-
-
-def check_command(settings: Settings, port: int, request: Request = USUAL) -> str:
-    """Return a command line of headgate check."""
-    words, url = [*_ourselves(), "check"], url_of(settings.host, port, tls=bool(settings.tls_cert))
-    if url != DEFAULT_URL:
-        words += ["--url", url]
-    if settings.tls_cert:
-        words += ["--ca", "CA.pem"]
-    if settings.client_ca:
-        words += ["--cert", "CLIENT.pem", "--key", "CLIENT.key"]
-    line = shlex.join(words)
-    if settings.caller_keys:
-        line += ' --caller-key "$KEY"'
+def _check_command(settings: Settings, port: int, request: Request) -> str:
+    name, called = "headgate", sys.argv[0]
+    ours = [name if shutil.which(name) == called else called]  # what called this command, if it works in this folder
+    if Path(called).name != name:
+        ours = [sys.executable, "-m", name]
+    words, url = [*ours, "check"], url_of(settings.host, port, tls=bool(settings.tls_cert))
+    words += ["--url", url] if url != DEFAULT_URL else []
+    words += ["--ca", "CA.pem"] if settings.tls_cert else []
+    words += [*_CLIENT_CERTIFICATE] if settings.client_ca else []
     options = [word for name, value in request.principal.items() for word in (f"--{name}", value)]
     options += [word for name, value in request.attributes.items() for word in ("--attribute", f"{name}={value}")]
     options += ["--tier", request.tier] if request.tier else []
-    return f"{line} {shlex.join([*options, '--method', request.method, request.endpoint])}"
+    key = ' --caller-key "$KEY"' if settings.caller_keys else ""
+    return f"{shlex.join(words)}{key} {shlex.join([*options, '--method', request.method, request.endpoint])}"
 
 
 def trial(settings: Settings, port: int, request: Request = USUAL) -> str:
     """Return a command line of curl; without rules, for Envoy's limits."""
-    words = ["curl", "-sw", r"\n"]
-    if settings.tls_cert:
-        words.append("-k")  # the certificate's name and authority are unknown
-    if settings.client_ca:
-        words += ["--cert", "CLIENT.pem", "--key", "CLIENT.key"]
     path = "/api/v1/rate-limit/check" if _has_rules(settings) else "/rlconfig"
+    words = ["curl", "-sw", r"\n"]
+    words += ["-k"] if settings.tls_cert else []  # the certificate's name and authority are unknown
+    words += [*_CLIENT_CERTIFICATE] if settings.client_ca else []
     words.append(f"{url_of(settings.host, port, tls=bool(settings.tls_cert))}{path}")
     line = " ".join(map(shlex.quote, words))
     if settings.caller_keys:
         line += ' -H "Authorization: Bearer $KEY"'
-    question = {"principal": dict(request.principal), "endpoint": request.endpoint, "method": request.method}
-    question |= {"attributes": dict(request.attributes)} if request.attributes else {}
-    question |= {"tier": request.tier} if request.tier else {}
-    return f"{line} -d {shlex.quote(json.dumps(question))}" if _has_rules(settings) else line
-
-
-def _ourselves() -> list[str]:
-    """Return the words that called this command, as far as they work in the same folder."""
-    name, called = "headgate", sys.argv[0]
-    if Path(called).name != name:
-        return [sys.executable, "-m", name]
-    return [name if shutil.which(name) == called else called]
+    body = {"principal": dict(request.principal), "endpoint": request.endpoint, "method": request.method}
+    body |= {"attributes": dict(request.attributes)} if request.attributes else {}
+    body |= {"tier": request.tier} if request.tier else {}
+    return f"{line} -d {shlex.quote(json.dumps(body))}" if _has_rules(settings) else line
 
 
 def _has_rules(settings: Settings) -> bool:
@@ -160,17 +147,7 @@ def _origin(settings: Settings) -> str:
     if settings.rules:
         return f"from {settings.rules}"
     if settings.database:
-        return f"from {_without_password(settings.database)}"
+        scheme, _, rest = settings.database.partition("://")
+        user, at, host = rest.rpartition("@")
+        return f"from {scheme}://{user.partition(':')[0]}{at}{host}"
     return "an example; --rules FILE for your own" if _has_rules(settings) else "for Envoy only"
-
-
-def _shared_by(settings: Settings) -> str:
-    if not settings.is_shared:
-        return ", for this process alone"
-    return f", shared by {settings.workers} workers" if settings.workers > 1 else ""
-
-
-def _without_password(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    user, at, host = rest.rpartition("@")
-    return f"{scheme}://{user.partition(':')[0]}{at}{host}"

@@ -2,223 +2,174 @@
 
 from __future__ import annotations
 
-import argparse
 import time
-from typing import TYPE_CHECKING
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
 
-from headgate.cli.admin_client import (
-    KEY,
-    Json,
-    add_admin_options,
-    call,
-    on_database,
-    operator,
-    read_pages,
-    write_list,
-    write_result,
-)
-from headgate.cli.command import Commands, Terminal, add_command, add_group
+from headgate.cli.admin_client import KEY, AdminCommand, Json, admin_command
+from headgate.cli.command import Commands, option, whole
 from headgate.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from headgate.admin.audit import Actor
     from headgate.admin.database import Database
 
-_ROLES = ("viewer", "editor", "admin", "check")
-_MORE = "A consumer is the user of the same name: `headgate users` has its tier and overrides.\n"
-_ROTATE = "headgate keys rotate 1f0c6e2ab94d --overlap 3600   # the old one stays valid for an hour"
-_ROLE = (
-    "viewer reads all but keys, editor also changes rules and users, admin also keys; check has no access to the admin "
-    "plane [%(default)s]"
+COMMANDS = Commands()
+KEYS = COMMANDS.group("keys", f"Create, list and revoke keys of the admin plane.\n\n{KEY}")
+CONSUMERS = COMMANDS.group(
+    "consumers",
+    "Create, list and revoke API keys for the callers of your API.\n\n"
+    f"A consumer is the user of the same name: `headgate users` sets its tier and overrides.\n{KEY}",
 )
+_DAY = 86_400
+_ROLES = ("viewer", "editor", "admin", "check")
+_ROLE = "viewer reads all except keys, editor also changes rules and users, admin also keys; check cannot use the "
+_ID = option("ID", "the id from headgate keys list, not the key itself")
+_OVERLAP = option("--overlap SECONDS", "how long the old key stays valid", 0, type=whole(0, 2_592_000))
+_NAME = option("NAME", "the name of the consumer, and of its user in rules")
 
 
-def add(commands: Commands) -> None:
-    actions = add_group(commands, "keys", "keys of the admin plane", more=KEY)
-    listing = add_command(actions, "list", _list_keys, "list keys")
-    create = add_command(
-        actions,
-        "create",
-        _create_key,
-        "create a key, and show it once",
-        examples="headgate keys create deploy-bot --role editor\n"
-        "headgate keys create mine --role admin --database sqlite:///headgate.db   # when the last key is lost",
-    )
-    create.add_argument("name", metavar="NAME", help="its owner, for the audit trail")
-    create.add_argument("--role", choices=_ROLES, default="viewer", help=_ROLE)
-    create.add_argument("--days", type=int, metavar="N", help="days of validity; default: unlimited")
-    rotate = add_command(
-        actions, "rotate", _rotate_key, "replace a key by another of the same name and role", examples=_ROTATE
-    )
-    rotate.add_argument(
-        "--overlap", type=int, metavar="SECONDS", default=0, help="seconds that the old one stays valid [%(default)s]"
-    )
-    revoke = add_command(actions, "revoke", _revoke_key, "revoke a key immediately")
-    for parser in (rotate, revoke):
-        parser.add_argument("id", metavar="ID", help="the id from headgate keys list; not the key itself")
-    for parser in (listing, create, rotate, revoke):
-        add_admin_options(parser, changes=parser is not listing, database=parser is create)
-    _add_consumers(commands)
+def _expiry(days: int | None) -> int | None:
+    return None if days is None else time.time_ns() // 1000 + days * _DAY * 1_000_000
 
 
-def _add_consumers(commands: Commands) -> None:
-    actions = add_group(commands, "consumers", "API keys for the callers of your API", more=_MORE + KEY)
-    listing = add_command(actions, "list", _list_consumers, "list consumers")
-    create = add_command(
-        actions,
-        "create",
-        _create_consumer,
-        "create a consumer and its key, and show the key once",
-        examples="headgate consumers create acme --tier premium",
-    )
-    create.add_argument("--tier", default="", help="of the user of this name; default: unchanged")
-    create.add_argument("--tenant", default="", help="the tenant that its keys prove; default: none")
-    create.add_argument("--days", type=int, metavar="N", help="days of the key's validity; default: unlimited")
-    show = add_command(actions, "show", _show_consumer, "show a consumer and its keys")
-    rotate = add_command(
-        actions,
-        "rotate",
-        _rotate_consumer,
-        "replace a consumer's key",
-        examples="headgate consumers rotate acme --overlap 3600   # the old one stays valid for an hour",
-    )
-    rotate.add_argument(
-        "--overlap", type=int, metavar="SECONDS", default=0, help="seconds that the old one stays valid [%(default)s]"
-    )
-    revoke = add_command(
-        actions, "revoke", _revoke_consumer, "revoke all keys of a consumer; its tier and overrides stay"
-    )
-    removal = add_command(
-        actions, "delete", _delete_consumer, "revoke all keys of a consumer, and delete its tier and overrides"
-    )
-    for parser in (create, show, rotate, revoke, removal):
-        parser.add_argument("name", metavar="NAME", help="of the consumer, and of its user in rules")
-    for parser in (listing, create, show, rotate, revoke, removal):
-        add_admin_options(parser, changes=parser not in {listing, show}, database=parser in {create, rotate, revoke})
+def _expires_in(days: int | None) -> Json:
+    return {} if days is None else {"expires_in": days * _DAY}
 
 
-def _list_keys(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    found = call(arguments, "GET", "/keys")["items"]
-    names = ("id", "name", "role", "created_at", "expires_at", "last_used_at", "revoked_at")
-    head = ("ID", "NAME", "ROLE", "CREATED", "EXPIRES", "LAST USED", "REVOKED")
-    return write_list(arguments, terminal, found, head, [[each[name] for name in names] for each in found])
+@admin_command(KEYS, "list")
+def _list_keys(admin: AdminCommand) -> int:
+    """List keys."""
+    columns = {"ID": "id", "NAME": "name", "ROLE": "role", "CREATED": "created_at", "EXPIRES": "expires_at"}
+    found = admin.call("GET", "keys")["items"]
+    return admin.write_list(found, columns | {"LAST USED": "last_used_at", "REVOKED": "revoked_at"})
 
 
-def _create_key(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    seconds = None if arguments.days is None else arguments.days * 86_400
-    if not arguments.database:
-        body = {"name": arguments.name, "role": arguments.role}
-        answer = call(arguments, "POST", "/keys", body if seconds is None else {**body, "expires_in": seconds})
-        return _write_key(arguments, terminal, answer)
+@admin_command(
+    KEYS,
+    "create",
+    option("NAME", "the name of its owner, for the audit trail"),
+    option("--role ROLE", f"{_ROLE}admin plane", "viewer", choices=_ROLES),
+    option("--days N", "the lifetime in days; default: unlimited", type=whole(1, 3650)),
+    changes=True,
+    database=True,
+)
+def _create_key(admin: AdminCommand) -> int:
+    """Create a key, and show it once.
 
-    async def work(database: Database) -> Json:
-        from headgate.admin.audit import Actor  # noqa: PLC0415  an extra, slow to load
-        from headgate.admin.keys import AdminKeys, KeyRole  # noqa: PLC0415
+    Examples:
+      headgate keys create mine --role admin --database sqlite:///headgate.db   # when the last key is lost
+    """
+    name, role, days = admin.options.name, admin.options.role, admin.options.days
 
-        ends = None if seconds is None else time.time_ns() // 1000 + seconds * 1_000_000
-        actor = Actor(operator(), reason=arguments.reason)
-        made = await AdminKeys(database).create(arguments.name, KeyRole(arguments.role), actor, expires_at=ends)
+    async def work(database: Database, actor: Actor) -> Json:
+        from headgate.admin.keys import AdminKeys, KeyRole  # noqa: PLC0415  an extra, slow to load
+
+        made = await AdminKeys(database).create(name, KeyRole(role), actor, expires_at=_expiry(days))
         return {"id": made.key.id, "name": made.key.name, "role": str(made.key.role), "key": made.text}
 
-    return _write_key(arguments, terminal, on_database(arguments.database, work))
+    if admin.options.database:
+        return _write_key(admin, admin.on_database(work))
+    return _write_key(admin, admin.call("POST", "keys", body={"name": name, "role": role} | _expires_in(days)))
 
 
-def _write_key(arguments: argparse.Namespace, terminal: Terminal, answer: Json) -> int:
-    once = f"{answer['id']}, {answer['role']}; the key is shown only this once:"
-    return write_result(arguments, terminal, answer, once, answer["key"])
+@admin_command(KEYS, "rotate", _ID, _OVERLAP, changes=True)
+def _rotate_key(admin: AdminCommand) -> int:
+    """Replace a key with another one of the same name and role."""
+    body = {"overlap": admin.options.overlap}
+    return _write_key(admin, admin.call("POST", "keys", admin.options.id, "rotate", body=body))
 
 
-def _rotate_key(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    path = f"/keys/{quote(arguments.id, '')}/rotate"
-    return _write_key(arguments, terminal, call(arguments, "POST", path, {"overlap": arguments.overlap}))
+@admin_command(KEYS, "revoke", _ID, changes=True)
+def _revoke_key(admin: AdminCommand) -> int:
+    """Revoke a key immediately."""
+    admin.call("DELETE", "keys", admin.options.id)
+    return admin.write_result({"id": admin.options.id, "revoked": True}, f"key {admin.options.id} is revoked")
 
 
-def _revoke_key(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    call(arguments, "DELETE", f"/keys/{quote(arguments.id, '')}")
-    return write_result(arguments, terminal, {"id": arguments.id, "revoked": True}, f"key {arguments.id} is revoked")
+def _write_key(admin: AdminCommand, answer: Json) -> int:
+    name = f"{answer['id']}, {answer['role']}" if "role" in answer else f"consumer {answer['id']}"
+    return admin.write_result(answer, f"{name}; the key is shown only this once:", answer["key"])
 
 
-def _list_consumers(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    found = read_pages(arguments, "/consumers")
-    head = ("NAME", "TIER", "TENANT", "STATE", "KEY", "CREATED", "EXPIRES")
-    rows = [
-        [each[name] for name in ("id", "tier", "tenant", "state")]
-        + [each["keys"][-1][name] for name in ("id", "created_at", "expires_at")]
-        for each in found
-    ]
-    return write_list(arguments, terminal, found, head, rows)
+@admin_command(CONSUMERS, "list")
+def _list_consumers(admin: AdminCommand) -> int:
+    """List consumers."""
+    found = admin.pages("consumers")
+    newest = [{**each, **{f"key_{name}": value for name, value in each["keys"][-1].items()}} for each in found]
+    columns = {"NAME": "id", "TIER": "tier", "TENANT": "tenant", "STATE": "state", "KEY": "key_id"}
+    return admin.write_list(found, columns | {"CREATED": "key_created_at", "EXPIRES": "key_expires_at"}, newest)
 
 
-def _create_consumer(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    if arguments.database:
-        return _write_consumer_key(arguments, terminal, _change_in_database(arguments, "create"))
-    body: Json = {"name": arguments.name, "tier": arguments.tier, "tenant": arguments.tenant}
-    if arguments.days is not None:
-        body["expires_in"] = arguments.days * 86_400
-    return _write_consumer_key(arguments, terminal, call(arguments, "POST", "/consumers", body))
+@admin_command(
+    CONSUMERS,
+    "create",
+    _NAME,
+    option("--tier TIER", "the tier of the user of this name; default: unchanged", ""),
+    option("--tenant TENANT", "the tenant that its keys prove; default: none", ""),
+    option("--days N", "the lifetime of the key in days; default: unlimited", type=whole(1, 3650)),
+    changes=True,
+    database=True,
+)
+def _create_consumer(admin: AdminCommand) -> int:
+    """Create a consumer and its key, and show the key once."""
+    options = admin.options
+    body = {"name": options.name, "tier": options.tier, "tenant": options.tenant} | _expires_in(options.days)
+    return _write_key(admin, _change_consumer(admin, "create", ("consumers",), body))
 
 
-def _show_consumer(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    found = call(arguments, "GET", _consumer_path(arguments))
-    if not arguments.json:
-        terminal.write(f"{found['id']}: {found['state']}, tier {found['tier'] or '-'}, tenant {found['tenant'] or '-'}")
-    names = ("id", "created_at", "created_by", "expires_at", "revoked_at")
-    head = ("KEY", "CREATED", "BY", "EXPIRES", "REVOKED")
-    return write_list(arguments, terminal, found, head, [[each[name] for name in names] for each in found["keys"]])
+@admin_command(CONSUMERS, "show", _NAME)
+def _show_consumer(admin: AdminCommand) -> int:
+    """Show a consumer and its keys."""
+    found = admin.call("GET", "consumers", admin.options.name)
+    if not admin.options.json:
+        about = f"{found['state']}, tier {found['tier'] or '-'}, tenant {found['tenant'] or '-'}"
+        admin.terminal.write(f"{found['id']}: {about}")
+    columns = {"KEY": "id", "CREATED": "created_at", "BY": "created_by", "EXPIRES": "expires_at"}
+    return admin.write_list(found, columns | {"REVOKED": "revoked_at"}, found["keys"])
 
 
-def _rotate_consumer(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    if arguments.database:
-        return _write_consumer_key(arguments, terminal, _change_in_database(arguments, "rotate"))
-    answer = call(arguments, "POST", f"{_consumer_path(arguments)}/rotate", {"overlap": arguments.overlap})
-    return _write_consumer_key(arguments, terminal, answer)
+@admin_command(CONSUMERS, "rotate", _NAME, _OVERLAP, changes=True, database=True)
+def _rotate_consumer(admin: AdminCommand) -> int:
+    """Replace a consumer's key."""
+    path, body = ("consumers", admin.options.name, "rotate"), {"overlap": admin.options.overlap}
+    return _write_key(admin, _change_consumer(admin, "rotate", path, body))
 
 
-def _revoke_consumer(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    if arguments.database:
-        _change_in_database(arguments, "revoke")
-    else:
-        call(arguments, "POST", f"{_consumer_path(arguments)}/revoke")
-    name = arguments.name
-    return write_result(arguments, terminal, {"id": name, "revoked": True}, f"all keys of {name} are revoked")
+@admin_command(CONSUMERS, "revoke", _NAME, changes=True, database=True)
+def _revoke_consumer(admin: AdminCommand) -> int:
+    """Revoke all keys of a consumer; its tier and overrides stay."""
+    name = admin.options.name
+    _change_consumer(admin, "revoke", ("consumers", name, "revoke"), None)
+    return admin.write_result({"id": name, "revoked": True}, f"all keys of {name} are revoked")
 
 
-def _delete_consumer(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    call(arguments, "DELETE", _consumer_path(arguments))
-    name = arguments.name
-    return write_result(arguments, terminal, {"id": name, "deleted": True}, f"consumer {name} is deleted")
+@admin_command(CONSUMERS, "delete", _NAME, changes=True)
+def _delete_consumer(admin: AdminCommand) -> int:
+    """Revoke all keys of a consumer, and delete its tier and overrides."""
+    name = admin.options.name
+    admin.call("DELETE", "consumers", name)
+    return admin.write_result({"id": name, "deleted": True}, f"consumer {name} is deleted")
 
 
-def _change_in_database(arguments: argparse.Namespace, action: str) -> Json:
-    """Change a consumer in a database without an admin plane. Raises UsageError."""
-    if action == "create" and arguments.tier:
-        raise UsageError(
-            "--tier is a setting of the rules, which a service or a file has: leave it out with --database"
-        )
+def _change_consumer(admin: AdminCommand, action: str, path: tuple[str, ...], body: Json | None) -> Any:
+    """Change a consumer, with --database without an admin plane. Raises UsageError, NoAnswer."""
+    options = admin.options
+    if not options.database:
+        return admin.call("POST", *path, body=body)
+    if action == "create" and options.tier:
+        raise UsageError("--tier belongs to the rules of a service or a file: omit it with --database")
 
-    async def work(database: Database) -> Json:
-        from headgate.admin.audit import Actor  # noqa: PLC0415  an extra, slow to load
-        from headgate.admin.consumers import Consumers  # noqa: PLC0415
+    async def work(database: Database, actor: Actor) -> Json:
+        from headgate.admin.keys import Consumers  # noqa: PLC0415  an extra, slow to load
 
-        consumers, actor = Consumers(database), Actor(operator(), reason=arguments.reason)
-        name = arguments.name
+        consumers, name = Consumers(database), options.name
         if action == "revoke":
             await consumers.revoke(name, actor)
             return {}
         if action == "rotate":
-            made = await consumers.rotate(name, actor, overlap_us=arguments.overlap * 1_000_000)
+            made = await consumers.rotate(name, actor, overlap_us=options.overlap * 1_000_000)
         else:
-            ends = None if arguments.days is None else time.time_ns() // 1000 + arguments.days * 86_400_000_000
-            made = await consumers.create(name, actor, tenant=arguments.tenant, expires_at=ends)
+            made = await consumers.create(name, actor, tenant=options.tenant, expires_at=_expiry(options.days))
         return {"id": name, "tenant": made.key.tenant, "key_id": made.key.id, "key": made.text}
 
-    return on_database(arguments.database, work, may_be_new=action == "create")
-
-
-def _write_consumer_key(arguments: argparse.Namespace, terminal: Terminal, answer: Json) -> int:
-    once = f"consumer {answer['id']}; the key is shown only this once:"
-    return write_result(arguments, terminal, answer, once, answer["key"])
-
-
-def _consumer_path(arguments: argparse.Namespace) -> str:
-    return f"/consumers/{quote(arguments.name, '')}"
+    return admin.on_database(work, may_be_new=action == "create")

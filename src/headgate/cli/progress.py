@@ -18,8 +18,6 @@ _WIDTH = 24
 
 
 class Progress:
-    """The state of some work."""
-
     def __init__(self, doing: str, unit: str = "") -> None:
         self.doing, self.unit = doing, unit
         self.done = 0

@@ -13,18 +13,17 @@ from time import monotonic
 import msgspec
 
 from headgate.cli import progress
-from headgate.cli.command import NO, OK, Commands, Terminal, add_command, named
+from headgate.cli.command import JSON, NO, OK, Commands, Terminal, option, split_pair
 from headgate.cli.rule_files import for_envoy, load_rules, reports_problems
+from headgate.cli.suggest import COLUMN, FORMAT
 from headgate.core.errors import UsageError
-from headgate.core.numbers import printable
 from headgate.files import replace_file
-from headgate.policy.request import principal_name
+from headgate.messages import counted, printable
 from headgate.replay import chart
-from headgate.replay.logs import AUTO, FORMATS, STDIN, MergedLogs
-from headgate.replay.replaying import OWN_FIELDS, Fields, Period, Replay, ReplaySummary
-from headgate.replay.report import report
-from headgate.replay.results import ComparisonSummary, RefusedSummary, RulesSummary, RuleSummary
-from headgate.replay.wording import counted, later, notes_on, percent, readable, unit_text
+from headgate.replay.logs import STDIN, MergedLogs
+from headgate.replay.replaying import ALWAYS, OWN_FIELDS, Fields, Replay, ReplaySummary
+from headgate.replay.results import DENY_LIST, ComparisonSummary, RefusedSummary, RulesSummary, RuleSummary
+from headgate.replay.wording import later, notes_on, percent, period_text, readable, unit_text
 from headgate.stores.memory import MAX_KEYS
 
 INTERRUPTED = 130
@@ -35,81 +34,70 @@ _HEAD = ("RULE", "LIMIT", "BY", "DECIDED", "REFUSED", "SHARE", "PRINCIPALS", "WH
 _NUMBERS, _LESS_NEEDED = {"DECIDED", "REFUSED", "SHARE"}, ("WHEN", "BY", "LIMIT", "PRINCIPALS")
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "replay",
-        reports_problems(_replay),
-        "show how rules would have decided the requests of access logs",
-        more="Every request of the log is decided at its time, by the engine of the service with a store in memory.\n"
-        "Nothing is sent anywhere. Name rotated and compressed files in any order.\n\n"
-        "Exit codes: 0 the log was replayed, 1 the rules are invalid, or no request was replayed, 2 wrong usage,\n"
-        "or no such file, 130 interrupted: the results so far are printed.",
-        examples="headgate replay --rules rules.yaml access.log\n"
-        "headgate replay --rules rules.yaml --compare new-rules.yaml --html report.html access.log*\n"
-        "headgate replay --rules rules.yaml --principal user=sub --tier plan access.jsonl\n"
-        "zcat access.log.*.gz | headgate replay --rules rules.yaml --since 2026-11-01 - --json",
-    )
-    parser.add_argument(
-        "logs", metavar="LOG", nargs="+", help="access logs, also .gz and .zst; - is the standard input"
-    )
-    parser.add_argument(
-        "--rules", metavar="FILE", default=os.environ.get("HEADGATE_RULES"), help="the rules; or HEADGATE_RULES"
-    )
-    parser.add_argument("--compare", metavar="OTHER", help="other rules: show what they would change, in one pass")
-    parser.add_argument("--format", default=AUTO, help=f"{AUTO}, {', '.join(FORMATS)}; default: {AUTO}")
-    repeated = f"NAME is the log's field FIELD, or one of {', '.join(OWN_FIELDS)}; may be repeated"
-    parser.add_argument(
-        "--principal", metavar="NAME=FIELD", action="append", default=[], help=f"the principal {repeated}"
-    )
-    parser.add_argument(
-        "--attribute", metavar="NAME=FIELD", action="append", default=[], help=f"the attribute {repeated}"
-    )
-    parser.add_argument(
-        "--column",
-        metavar="NAME=FIELD",
-        action="append",
-        default=[],
-        help="the log's name of a field that is not recognised: at, address, user, method, path, host, status, agent",
-    )
-    parser.add_argument(
-        "--tier", metavar="FIELD", default="", help="the field with the tier; default: that of the user"
-    )
-    parser.add_argument("--since", metavar="TIME", help="ignore lines before: 2026-11-01, or 2026-11-01T08:00:00Z")
-    parser.add_argument("--until", metavar="TIME", help="ignore lines from then on")
-    parser.add_argument(
-        "--max-keys", metavar="N", type=int, default=MAX_KEYS, help=f"limits kept at once; default: {MAX_KEYS:,}"
-    )
-    parser.add_argument("--html", metavar="FILE", help="write a report as a self-contained page")
-    parser.add_argument("--json", action="store_true", help="write JSON, for programs")
+COMMANDS = Commands()
+_REPEATED = f"NAME is the log's field FIELD, or one of {', '.join(OWN_FIELDS)}; may be repeated"
 
 
+@COMMANDS.command(
+    "replay",
+    option("LOG+", "access logs, also .gz and .zst; - is the standard input"),
+    option("--rules FILE", "the rules; or HEADGATE_RULES"),
+    option("--compare OTHER", "other rules, to show what they would change"),
+    FORMAT,
+    option("--principal NAME=FIELD ...", f"the principal {_REPEATED}"),
+    option("--attribute NAME=FIELD ...", f"the attribute {_REPEATED}"),
+    COLUMN,
+    option("--tier FIELD", "the field with the tier; default: that of the user", ""),
+    option("--since TIME", "ignore lines before this time, such as 2026-11-01 or 2026-11-01T08:00:00Z"),
+    option("--until TIME", "ignore lines from this time on"),
+    option("--max-keys N", f"the maximum number of limits in memory; default: {MAX_KEYS:,}", MAX_KEYS),
+    option("--html FILE", "write a report as a self-contained page"),
+    JSON,
+)
+@reports_problems
 def _replay(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Show how rules would have decided the requests of access logs.
+
+    The engine of the service decides every request of the log at its time, with a store in memory. Nothing
+    is sent to a server. Rotated and compressed files can be in any order.
+
+    Exit codes: 0 the log was replayed, 1 the rules are invalid, or no request was replayed, 2 wrong usage,
+    or no such file, 130 interrupted: the results so far are printed.
+
+    Examples:
+      headgate replay --rules rules.yaml access.log
+      headgate replay --rules rules.yaml --compare new-rules.yaml --html report.html access.log*
+      zcat access.log.*.gz | headgate replay --rules rules.yaml --since 2026-11-01 - --json
+    """
+    arguments.rules = arguments.rules or os.environ.get("HEADGATE_RULES")
     if not arguments.rules:
-        raise UsageError("give --rules FILE, or set HEADGATE_RULES")
+        raise UsageError("set --rules FILE or HEADGATE_RULES")
     names = [name for name in (arguments.rules, arguments.compare) if name]
-    if [*names, *arguments.logs].count(STDIN) > 1:
+    if [*names, *arguments.log].count(STDIN) > 1:
         raise UsageError("only one of --rules, --compare and the logs can be -, the standard input")
     for name in names:
         if for_envoy(name) is not None:
             raise UsageError(f"{name} is for envoyproxy/ratelimit: a replay takes rules (headgate rules validate FILE)")
     rulesets = [load_rules(name).ruleset for name in names]
-    fields = Fields(
-        {principal_name(name): field for name, field in _pairs(arguments.principal, "--principal", "user=sub")},
-        dict(_pairs(arguments.attribute, "--attribute", "region=country")),
-        arguments.tier,
-    )
-    period = Period(
-        _moment(arguments.since, "--since") if arguments.since else Period().since,
-        _moment(arguments.until, "--until") if arguments.until else Period().until,
+    principals = dict(_pairs(arguments.principal, "--principal", "user=sub"))
+    fields = Fields(principals, dict(_pairs(arguments.attribute, "--attribute", "region=country")), arguments.tier)
+    period = (
+        _moment(arguments.since, "--since") if arguments.since else ALWAYS[0],
+        _moment(arguments.until, "--until") if arguments.until else ALWAYS[1],
     )
     replay = Replay(rulesets, fields=fields, period=period, max_keys=arguments.max_keys)
-    columns = {**fields.columns(), **dict(_pairs(arguments.column, "--column", "time=when"))}
-    logs = MergedLogs(arguments.logs, form=arguments.format, columns=columns)
+    columns = {**fields.columns, **dict(_pairs(arguments.column, "--column", "time=when"))}
+    logs = MergedLogs(arguments.log, form=arguments.format, columns=columns)
     is_complete = _run(replay, logs, terminal)
     summary = replay.summary(logs, is_complete=is_complete)
     if arguments.html:
-        _save(report(summary, _short(names), _short(logs.paths)), Path(arguments.html))
+        from headgate.replay.report import report  # noqa: PLC0415  an extra
+
+        page = report(summary, _short(names), _short(logs.paths))
+        try:
+            replace_file(Path(arguments.html), page.encode(), durable=False, mode=0o666)  # less the umask
+        except OSError as error:
+            raise UsageError(f"--html {arguments.html}: {error.strerror}") from None
     if arguments.json:
         terminal.out.write(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
     else:
@@ -125,16 +113,7 @@ def _short(names: Sequence[str]) -> list[str]:
     return short if len({*short}) == len(short) else [*names]
 
 
-def _save(page: str, path: Path) -> None:
-    """Write a file atomically. Raises UsageError."""
-    try:
-        replace_file(path, page.encode(), durable=False, mode=0o666)  # less what the umask takes away
-    except OSError as error:
-        raise UsageError(f"--html {path}: {error.strerror}") from None
-
-
 def _run(replay: Replay, logs: MergedLogs, terminal: Terminal) -> bool:
-    """Replay the logs; return False if interrupted."""
     with progress.show(terminal, "replaying", "bytes") as shown:
         shown.total, began = logs.total_bytes or 0, monotonic()
 
@@ -150,7 +129,7 @@ def _run(replay: Replay, logs: MergedLogs, terminal: Terminal) -> bool:
 
 
 def _pairs(texts: Sequence[str], option: str, example: str) -> list[tuple[str, str]]:
-    found = [named(text, option, example) for text in texts]
+    found = [split_pair(text, option, example) for text in texts]
     for name, field in found:
         if not field:
             raise UsageError(f"{option} takes NAME=FIELD, such as {example}, not {name}=")
@@ -179,9 +158,7 @@ class _SummaryWriter:
         summary, write = self._summary, self._terminal.write
         rules = summary.rules[0]
         if summary.lines:
-            write(
-                f"{counted(summary.lines, 'request')} from {readable(summary.began)} to {readable(summary.ended)} UTC"
-            )
+            write(f"{counted(summary.lines, 'request')} from {period_text(summary.began, summary.ended)} UTC")
             for name, each in zip(self._names, summary.rules, strict=True):
                 self._write_totals(name, each)
             self._write_charts(
@@ -192,7 +169,7 @@ class _SummaryWriter:
                 ]
             )
             self._write_rules(rules)
-            self._write_who(rules)
+            self._write_refused(rules)
             if summary.comparison is not None:
                 self._write_comparison(summary.comparison)
         self._write_notes()
@@ -207,14 +184,14 @@ class _SummaryWriter:
 
     def _write_charts(self, charts: Sequence[tuple[str, Sequence[int], int, str]]) -> None:
         """Draw charts over time, one below the other: title, counts, height and colour of each."""
-        summary, write, styled = self._summary, self._terminal.write, self._terminal.styled
+        summary, write = self._summary, self._terminal.write
         seconds, buckets = summary.bucket_seconds, len(summary.rules[0].requests_over_time)
         charts = [each for each in charts if any(each[1])]
         plot = chart.Plot(self._width, [counts for _, counts, *_ in charts], self._levels)
         for title, counts, height, style in charts:
             write(f"\n{title}, in {unit_text(plot.buckets_each(buckets) * seconds)}")
             for row in plot.rows(counts, height):
-                write(styled(row, style))
+                write(row, style)
         if charts:
             began = datetime.fromisoformat(summary.buckets_from)
             write(plot.times(began, later(began, seconds * buckets), seconds, buckets))
@@ -249,17 +226,17 @@ class _SummaryWriter:
         shadow = rule.would_refuse.count and not refused.count
         if shadow:
             refused, counts = rule.would_refuse, rule.would_refuse_over_time
-        people = f"{'' if refused.principals_exact else '~'}{refused.principals:,} of {rule.principals:,}"
+        principals = f"{'' if refused.principals_exact else '~'}{refused.principals:,} of {rule.principals:,}"
         spark = chart.sparkline(counts, _SPARK, self._levels) if refused.count else ""
         name = f"{rule.id} (shadow)" if shadow or rule.shadow else rule.id
         share = percent(refused.count, rule.decided)
-        return name, rule.limit, rule.counts_by, f"{rule.decided:,}", f"{refused.count:,}", share, people, spark
+        return name, rule.limit, rule.counts_by, f"{rule.decided:,}", f"{refused.count:,}", share, principals, spark
 
-    def _write_who(self, rules: RulesSummary) -> None:
-        text = [("deny list", rules.deny_listed)] if rules.deny_listed.count else []
+    def _write_refused(self, rules: RulesSummary) -> None:
+        found = [(DENY_LIST, rules.deny_listed)] if rules.deny_listed.count else []
         for rule in rules.rules:
-            text += [(rule.id, each) for each in (rule.refused, rule.would_refuse) if each.count]
-        for name, refused in text[:_MOST_NAMES]:
+            found += [(rule.id, each) for each in (rule.refused, rule.would_refuse) if each.count]
+        for name, refused in found[:_MOST_NAMES]:
             self._terminal.write(f"\nmost refused by {self._terminal.styled(name, 'bold')}")
             self._write_top(refused)
 
@@ -276,14 +253,11 @@ class _SummaryWriter:
         write, styled = self._terminal.write, self._terminal.styled
         before, after = map(printable, self._names)
         write(f"\n{styled(f'with {after} instead of {before}', 'bold')}")
-        refused = (
-            f"{changes.newly_refused:,} newly refused, of {counted(changes.principals_newly_refused, 'principal')}"
-        )
-        admitted = (
-            f"{changes.newly_admitted:,} newly admitted, of {counted(changes.principals_newly_admitted, 'principal')}"
-        )
-        write(f"  {styled(refused, 'red') if changes.newly_refused else refused}")
-        write(f"  {styled(admitted, 'green') if changes.newly_admitted else admitted}")
+        for what, count, principals, colour in (
+            ("refused", changes.newly_refused, changes.principals_newly_refused, "red"),
+            ("admitted", changes.newly_admitted, changes.principals_newly_admitted, "green"),
+        ):
+            write(f"  {count:,} newly {what}, of {counted(principals, 'principal')}", colour if count else "")
         self._write_charts(
             [
                 ("newly refused", changes.newly_refused_over_time, 3, "red"),
@@ -301,6 +275,6 @@ class _SummaryWriter:
         if notes:
             self._terminal.write()
         for note in notes:
-            self._terminal.write(self._terminal.styled(printable(note), "yellow"))
+            self._terminal.write(printable(note), "yellow")
         for file, line, why, excerpt in summary.unread_first:
             self._terminal.write(printable(f"  {file}, line {line:,}: {why}: {excerpt}"))

@@ -6,17 +6,18 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from headgate.cli.command import NO, WRONG_USAGE, Command, Terminal
-from headgate.config.problems import ProblemKind
-from headgate.config.yaml_text import MAX_BYTES, decoded
-from headgate.core.numbers import printable
+from headgate.cli.command import NO, WRONG_USAGE, Run, Terminal
+from headgate.config.problems import Finding, InvalidRules, ProblemKind
+from headgate.config.yaml_text import MAX_BYTES, decode_text, text_of
 from headgate.live import yaml_files
+from headgate.messages import counted, printable
 from headgate.policy import envoy
 from headgate.policy.envoy import DescriptorPolicy
-from headgate.policy.loading import Finding, InvalidRules, Loaded, read, text_of
+from headgate.policy.loading import Loaded, read
 
 STDIN = "-"
 _LISTED = 3
@@ -42,7 +43,6 @@ def for_envoy(file: str) -> DescriptorPolicy | None:
 
 
 def load_rules(file: str) -> Loaded:
-    """Return the rules of a valid file. Raises InvalidRules."""
     return read_rules(file)[1]
 
 
@@ -75,12 +75,15 @@ def validate_files(files: Iterable[str], *, merge_domains: bool) -> list[tuple[s
         except InvalidRules as error:
             problems += error.problems
             continue
-        count = len(loaded.ruleset.rules)
-        found.append((f"{name}: {count} rule{'s' * (count != 1)}", loaded.warnings))
+        found.append((f"{name}: {counted(len(loaded.ruleset.rules), 'rule')}", loaded.warnings))
     if descriptors:
         try:
             policy = envoy.load(descriptors, merge_domains=merge_domains)
-            found.append((f"{_names(descriptors)}: descriptors of {', '.join(policy.domains)}", policy.warnings))
+            names = [*descriptors]
+            more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+            found.append(
+                (f"{', '.join(names[:_LISTED])}{more}: descriptors of {', '.join(policy.domains)}", policy.warnings)
+            )
         except InvalidRules as error:
             problems += error.problems
     if problems:
@@ -103,23 +106,14 @@ def expand(files: Iterable[str]) -> Iterator[str]:
 
 
 def text(file: str) -> str:
-    """Return the text of a file, or of standard input. Raises InvalidRules."""
-    return decoded(sys.stdin.buffer.read(MAX_BYTES + 1), shown(file)) if file == STDIN else text_of(file)
+    return decode_text(sys.stdin.buffer.read(MAX_BYTES + 1), shown(file)) if file == STDIN else text_of(file)
 
 
 def shown(file: str) -> str:
-    """Return the name of a file in messages."""
     return "stdin" if file == STDIN else file
 
 
-def _names(files: Iterable[str]) -> str:
-    names = [*files]
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
-
-
 def write_problems(problems: Iterable[Finding], terminal: Terminal, *, warning: bool = False) -> None:
-    """Write each problem with its line and a caret."""
     for problem in problems:
         for line in _problem_lines(problem, terminal, warning=warning):
             terminal.write_error(line)
@@ -147,21 +141,15 @@ def _problem_lines(problem: Finding, terminal: Terminal, *, warning: bool = Fals
 
 
 def problem_data(problem: Finding) -> dict[str, Any]:
-    return {
-        "file": problem.file,
-        "line": problem.line or None,
-        "column": problem.column or None,
-        "path": problem.path,
-        "message": problem.message,
-        "accepted": problem.accepted,
-        "hint": problem.hint,
-        "kind": str(problem.kind),
-    }
+    names = ("file", "line", "column", "path", "message", "accepted", "hint", "kind")
+    unknown = {name: None for name in ("line", "column") if not getattr(problem, name)}
+    return {name: getattr(problem, name) for name in names} | unknown
 
 
-def reports_problems(run: Command) -> Command:
+def reports_problems(run: Run) -> Run:
     """Wrap a command to write problems of rules instead of raising them."""
 
+    @wraps(run)
     def wrapped(arguments: argparse.Namespace, terminal: Terminal) -> int:
         try:
             return run(arguments, terminal)
@@ -184,8 +172,7 @@ def report_problems(problems: Sequence[Finding], terminal: Terminal, consequence
         count = sum(problem.kind is not ProblemKind.UNREAD for problem in problems)
         files = {problem.file: None for problem in problems}
         where = next(iter(files)) if len(files) == 1 else f"{len(files)} files"
-        message = f"{printable(where)}: {count} problem{'s' * (count != 1)}; {consequence}"
-        terminal.write_error(terminal.styled(message, "red", err=True))
+        terminal.write_error(f"{printable(where)}: {counted(count, 'problem')}; {consequence}", "red")
     return code
 
 

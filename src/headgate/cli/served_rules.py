@@ -1,235 +1,142 @@
-"""``headgate rules get``, ``apply``, ``versions`` and ``rollback``: the rules of a service, or of a database."""
+"""``headgate rules get``, ``apply``, ``versions`` and others: the rules of a service, or of a database."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import msgspec
 
 from headgate.cli import progress
-from headgate.cli.admin_client import (
-    Json,
-    add_admin_options,
-    call,
-    confirm,
-    on_database,
-    operator,
-    read_pages,
-    report_lagging,
-    write_list,
-    write_result,
-)
-from headgate.cli.command import NO, OK, Commands, Terminal, add_command, as_json, named
+from headgate.cli.admin_client import BULK_TIMEOUT, AdminCommand, Json, admin_command, admin_options
+from headgate.cli.command import NO, OK, Commands, Terminal, as_json, duration_us, option, split_pair
 from headgate.cli.rule_files import read_rules, reports_problems
-from headgate.config.times import length_of
-from headgate.config.yaml_text import Document, resolved
+from headgate.config.yaml_text import Document, resolve_scalar
 from headgate.core.errors import UsageError
-from headgate.core.numbers import printable
+from headgate.core.quota import SECOND
 from headgate.files import replace_file
+from headgate.messages import counted, printable
 from headgate.policy.loading import load
 from headgate.policy.model import Ruleset
 
 if TYPE_CHECKING:
+    from headgate.admin.audit import Actor
     from headgate.admin.database import Database
 
+COMMANDS = Commands()
 _DAY_US = 86_400_000_000
-BULK_SECONDS = 600.0
-"""Timeout for requests that may cover 100,000 users."""
 LISTED = 20
-"""Changes listed by default."""
 _NAMED = 5
-"""Principals named in a line."""
+_ID = option("ID", "the id of a rule")
 
 
-def add_to_rules(actions: Commands) -> None:
-    """Add the commands for a service's rules to ``headgate rules``."""
-    get = add_command(
-        actions,
-        "get",
-        _get_rule,
-        "show a rule that is in force, or all of them as a file",
-        examples="headgate rules get orders-user\nheadgate rules get > rules.yaml\n"
-        "headgate rules get --output rules.yaml   # replaces the file atomically",
-    )
-    get.add_argument("id", metavar="ID", nargs="?", default="", help="the id of a rule; default: all, as a file")
-    about = "write to this file, which is replaced atomically, and kept on failure"
-    get.add_argument("-o", "--output", metavar="FILE", default="", help=about)
-    add_admin_options(get, seconds=BULK_SECONDS)
-    apply = add_command(
-        actions,
-        "apply",
-        reports_problems(_apply),
-        "put the rules of a file in force",
-        more="All of it is changed in one transaction, or nothing. --dry-run shows the changes. Sections missing from\n"
-        "the file, such as users, are kept, and so are overrides with an end.",
-        examples="headgate rules apply rules.yaml --dry-run\nheadgate rules apply rules.yaml --reason 'summer sale'\n"
-        "headgate rules apply rules.yaml --database sqlite:///headgate.db",
-    )
-    apply.add_argument("file", metavar="FILE", help="a YAML file, or - for the standard input")
-    apply.add_argument("--dry-run", action="store_true", help="only show what would change")
-    about = "also end overrides with an end that are not in the file"
-    apply.add_argument("--replace-users", action="store_true", help=about)
-    apply.add_argument("--yes", action="store_true", help="do not ask for confirmation")
-    apply.add_argument("--all", action="store_true", help=f"list all changes, not only the first {LISTED}")
-    add_admin_options(apply, changes=True, database=True, waits=True, seconds=BULK_SECONDS)
-    delete = add_command(
-        actions,
-        "delete",
-        _delete_rule,
-        "delete a rule; its versions are kept, and it can be rolled back",
-        more="A rule in use is not deleted: the message names what uses it.",
-        examples="headgate rules delete exports --reason 'not needed any more'",
-    )
-    delete.add_argument("id", metavar="ID", help="the id of a rule")
-    about = "also delete its overrides by users and tiers"
-    delete.add_argument("--drop-overrides", action="store_const", const="drop", default="", help=about)
-    add_admin_options(delete, changes=True, waits=True)
-    setting = add_command(
-        actions,
-        "set",
-        _set,
-        "change some fields of a rule",
-        more="Values are written as in a rule file; null removes a field, and when.region is a member of when.",
-        examples="headgate rules set orders-user limit=200 burst=null --reason 'summer sale'\n"
-        "headgate rules set orders-user 'methods=[GET, POST]' when.region=eu --wait",
-    )
-    enable = add_command(actions, "enable", partial(_set, enabled=True), "enable a rule")
-    disable = add_command(actions, "disable", partial(_set, enabled=False), "disable a rule, without deleting it")
-    for parser in (setting, enable, disable):
-        parser.add_argument("id", metavar="ID", help="the id of a rule")
-        add_admin_options(parser, changes=True, waits=True)
-    setting.add_argument("fields", metavar="FIELD=VALUE", nargs="+", help="the fields to change")
-    versions = add_command(
-        actions,
-        "versions",
-        _versions,
-        "list all versions of a rule, the newest first",
-        examples="headgate rules versions orders-user",
-    )
-    versions.add_argument("id", metavar="ID", help="the id of a rule")
-    add_admin_options(versions)
-    what_if = add_command(
-        actions,
-        "what-if",
-        _what_if,
-        "estimate what another limit of a rule would have refused",
-        more="From the usage of single principals in each window of the rule: all principals while they are few, else\n"
-        "a sample. Principals count once in each window with requests.",
-        examples="headgate rules what-if orders-user --limit 60 --who\n"
-        "headgate rules what-if orders-user --limit 600 --in-force 1000 --days 30   # for those of a tier",
-    )
-    what_if.add_argument("id", metavar="ID", help="the id of a rule")
-    what_if.add_argument("--limit", metavar="N", type=int, required=True, help="the other limit, in units")
-    what_if.add_argument("--window", metavar="LENGTH", help="the window, of a rule with several, such as 1m")
-    what_if.add_argument(
-        "--in-force",
-        metavar="N",
-        type=int,
-        help="for principals with this limit, as by a tier; default: the rule's own",
-    )
-    what_if.add_argument("--days", metavar="N", type=int, default=7, help="the period [%(default)s]")
-    about = "list all hot keys that now exceed the other limit, as the log shows them"
-    what_if.add_argument("--who", action="store_true", help=about)
-    add_admin_options(what_if)
-    rollback = add_command(
-        actions,
-        "rollback",
-        _roll_back,
-        "restore a version of a rule",
-        more="That creates a new version. A deleted rule is restored.",
-        examples="headgate rules rollback orders-user 3 --reason 'too generous'",
-    )
-    rollback.add_argument("id", metavar="ID", help="the id of a rule")
-    rollback.add_argument("version", metavar="VERSION", type=int, help="as headgate rules versions shows it")
-    add_admin_options(rollback, changes=True, waits=True)
-
-
-def _get_rule(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    if arguments.id:
-        text = as_json(call(arguments, "GET", f"/rules/{quote(arguments.id, '')}"))
-    elif arguments.json:
-        text = as_json(read_pages(arguments, "/rules"))
+@admin_command(
+    COMMANDS,
+    "get",
+    option("ID?", "the id of a rule; default: all, as a file", ""),
+    option("-o --output FILE", "write to this file, which is replaced only after a complete download", ""),
+    timeout=BULK_TIMEOUT,
+)
+def _get_rule(admin: AdminCommand) -> int:
+    """Show a rule in force, or all rules as a file."""
+    options = admin.options
+    if options.id:
+        text = as_json(admin.call("GET", "rules", options.id))
+    elif options.json:
+        text = as_json(admin.pages("rules"))
     else:
-        text = _export(arguments)
-    if not arguments.output:
-        terminal.out.write(text)
+        text = _export(admin)
+    if not options.output:
+        admin.terminal.out.write(text)
         return OK
     try:
-        replace_file(Path(arguments.output), text.encode())
+        replace_file(Path(options.output), text.encode())
     except OSError as error:
-        raise UsageError(f"{printable(arguments.output)} cannot be written: {error.strerror}") from None
+        raise UsageError(f"{printable(options.output)} cannot be written: {error.strerror}") from None
     return OK
 
 
-def _export(arguments: argparse.Namespace) -> str:
-    text: str = call(arguments, "GET", "/export", doing="reading the rules in force")
+def _export(admin: AdminCommand) -> str:
+    text: str = admin.call("GET", "export", doing="reading the rules in force")
     return text
 
 
-def in_force(arguments: argparse.Namespace, terminal: Terminal) -> Ruleset:
-    """Return the rules in force according to the admin plane."""
-    text = _export(arguments)
+def in_force(options: argparse.Namespace, terminal: Terminal) -> Ruleset:
+    text = _export(AdminCommand(options, terminal))
     with progress.show(terminal, "checking the rules in force"):
-        return load(text, name=arguments.url)
+        return load(text, name=options.url)
 
 
-def _apply(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    with progress.show(terminal, f"checking {arguments.file}"):
-        text, loaded = read_rules(arguments.file)
-    size = f"{_counted(len(loaded.ruleset.rules), 'rule')} and {_counted(len(loaded.ruleset.users), 'user')}"
+@COMMANDS.command(
+    "apply",
+    option("FILE", "a YAML file, or - for the standard input"),
+    option("--dry-run", "only show what would change"),
+    option("--replace-users", "also remove overrides with an end that the file does not have"),
+    option("--yes", "do not ask for confirmation"),
+    option("--all", f"list all changes, not only the first {LISTED}"),
+    admin_options(changes=True, database=True, waits=True, timeout=BULK_TIMEOUT),
+)
+@reports_problems
+def _apply(options: argparse.Namespace, terminal: Terminal) -> int:
+    """Put the rules of a file in force.
+
+    The change is one transaction. --dry-run shows it. Sections that the file does not have, such as users,
+    are kept, and so are overrides with an end.
+
+    Examples:
+      headgate rules apply rules.yaml --dry-run
+      headgate rules apply rules.yaml --database sqlite:///headgate.db
+    """
+    admin = AdminCommand(options, terminal)
+    with progress.show(terminal, f"checking {options.file}"):
+        text, loaded = read_rules(options.file)
+    size = f"{counted(len(loaded.ruleset.rules), 'rule')} and {counted(len(loaded.ruleset.users), 'user')}"
 
     def applied(*, dry_run: bool, expected: int | None = None) -> Json:
         doing = f"comparing {size} with those in force" if dry_run else f"applying {size}"
-        if not arguments.database:
-            query: Json = {} if arguments.all or arguments.json else {"changes": LISTED}
+        if not options.database:
+            query: Json = {} if options.all or options.json else {"changes": LISTED}
             query |= {"dry_run": "true"} if dry_run else {}
-            query |= {"replace_users": "true"} if arguments.replace_users else {}
-            answer: Json = call(arguments, "POST", "/apply", raw=text, query=query, expected=expected, doing=doing)
+            query |= {"replace_users": "true"} if options.replace_users else {}
+            answer: Json = admin.call("POST", "apply", text=text, query=query, expected=expected, doing=doing)
             return answer
 
-        async def work(database: Database) -> Json:
-            from headgate.admin.audit import Actor  # noqa: PLC0415  an extra, slow to load
-            from headgate.admin.catalog import Catalog  # noqa: PLC0415
+        async def work(database: Database, actor: Actor) -> Json:
+            from headgate.admin.catalog import Catalog  # noqa: PLC0415  an extra, slow to load
 
-            actor = Actor(operator(), reason=arguments.reason)
-            how: Json = {"sections": loaded.sections, "replace_users": arguments.replace_users}
+            how: Json = {"sections": loaded.sections, "replace_users": options.replace_users}
             done = await Catalog(database).apply(loaded.ruleset, actor, dry_run=dry_run, expected=expected, **how)
             return done.to_data(dry_run=dry_run)
 
         with progress.show(terminal, doing):
-            return on_database(arguments.database, work, may_be_new=True)
+            return admin.on_database(work, may_be_new=True)
 
-    if arguments.database and arguments.wait:
+    if options.database and options.wait:
         raise UsageError("--wait requires a service: it cannot be combined with --database")
-    planned = applied(dry_run=True)
-    gone: dict[str, int] = planned["counts"].get("delete", {})
+    answer = applied(dry_run=True)
+    gone: dict[str, int] = answer["counts"].get("delete", {})
     seen: int | None = None
-    if not arguments.dry_run and gone and not arguments.json:
-        first = list(islice(_named_deletions(planned["changes"]), 10))
+    if not options.dry_run and gone and not options.json:
+        first = list(islice(_named_deletions(answer["changes"]), 10))
         names = ", ".join(map(printable, first))
         more = ", ..." if len(first) < sum(gone.values()) else ""
-        if not confirm(arguments, terminal, f"This deletes {sum(gone.values())}: {names}{more}. Continue?"):
+        if not admin.confirm(f"This deletes {sum(gone.values())}: {names}{more}. Continue?"):
             return NO
-        seen = None if arguments.yes else planned["revision"] - 1  # confirm only what was shown
-    answer = planned
-    if not arguments.dry_run:
+        seen = None if options.yes else answer["revision"] - 1  # confirm only what was shown
+    if not options.dry_run:
         answer = applied(dry_run=False, expected=seen)
-    if arguments.json:
+    if options.json:
         terminal.write_json(answer)
     else:
-        _write_changes(answer, terminal, most=None if arguments.all else LISTED)
-    return OK if arguments.dry_run else report_lagging(arguments, terminal)
+        _write_changes(answer, terminal, most=None if options.all else LISTED)
+    return OK if options.dry_run else admin.report_lagging()
 
 
 def _write_changes(answer: Json, terminal: Terminal, *, most: int | None) -> None:
-    """Write the changes of an apply: some of them individually, and the totals."""
     for change in answer["changes"][:most]:
         used = ", ".join(f"{count} {outcome}" for outcome, count in sorted(change.get("last_day", {}).items()))
         lately = f" (in the last 24 hours: {used})" if used else ""
@@ -242,10 +149,10 @@ def _write_changes(answer: Json, terminal: Terminal, *, most: int | None) -> Non
         terminal.write(f"... and {total - len(answer['changes'][:most]):,} more; --all lists them")
     for action, of_kind in answer["counts"].items():
         if is_cut or action == "delete":
-            numbers = ", ".join(_counted(count, kind) for kind, count in of_kind.items())
+            numbers = ", ".join(counted(count, kind) for kind, count in of_kind.items())
             terminal.write(f"{f'would {action}' if answer['dry_run'] else f'{action}d'} {numbers}")
     word = "would be " if answer["dry_run"] else ""
-    terminal.write(f"{_counted(total, 'change')}, revision {answer['revision']} {word}in force")
+    terminal.write(f"{counted(total, 'change')}, revision {answer['revision']} {word}in force")
 
 
 def _named_deletions(changes: list[Json]) -> Iterator[str]:
@@ -259,41 +166,106 @@ def _named_deletions(changes: list[Json]) -> Iterator[str]:
             yield from (f"override {rule} of user {change['id']}" for rule in lost)
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+@admin_command(
+    COMMANDS,
+    "delete",
+    _ID,
+    option("--drop-overrides", "also delete its overrides by users and tiers", "", action="store_const", const="drop"),
+    changes=True,
+    waits=True,
+)
+def _delete_rule(admin: AdminCommand) -> int:
+    """Delete a rule; its versions are kept for a roll-back.
+
+    A rule in use is not deleted: the message lists the users and tiers that use it.
+    """
+    rule = admin.options.id
+    admin.call("DELETE", "rules", rule, query={"overrides": admin.options.drop_overrides})
+    return admin.write_result({"id": rule, "deleted": True}, f"rule {rule} is deleted")
 
 
-def _delete_rule(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    call(arguments, "DELETE", f"/rules/{quote(arguments.id, '')}", query={"overrides": arguments.drop_overrides})
-    return write_result(arguments, terminal, {"id": arguments.id, "deleted": True}, f"rule {arguments.id} is deleted")
+@admin_command(COMMANDS, "set", _ID, option("FIELD=VALUE+", "the fields to change"), changes=True, waits=True)
+def _set(admin: AdminCommand) -> int:
+    """Change some fields of a rule.
 
+    Values are written as in a rule file; null removes a field, and when.region is a member of when.
 
-def _set(arguments: argparse.Namespace, terminal: Terminal, *, enabled: bool | None = None) -> int:
-    patch: Json = {} if enabled is None else {"enabled": enabled}
-    for text in getattr(arguments, "fields", ()):
-        path, value = named(text, "set", "limit=200")
+    Examples:
+      headgate rules set orders-user limit=200 burst=null --reason 'summer sale'
+      headgate rules set orders-user 'methods=[GET, POST]' when.region=eu --wait
+    """
+    patch: Json = {}
+    for text in admin.options.field:
+        path, value = split_pair(text, "set", "limit=200")
         *outer, field = path.split(".")
         target = patch
         for name in outer:
             target = target.setdefault(name, {})
             if not isinstance(target, dict):
-                raise UsageError(f"{name} is given twice, with a value and with members")
+                raise UsageError(f"{name} occurs twice, with a value and with members")
         if field in target:
-            raise UsageError(f"{path} is given twice")
-        target[field] = Document(value, text).data if value[0] in "[{\"'" else resolved(value)
-    answer = call(arguments, "PATCH", f"/rules/{quote(arguments.id, '')}", patch)
+            raise UsageError(f"{path} occurs twice")
+        target[field] = Document(value, text).data if value.startswith(("[", "{", '"', "'")) else resolve_scalar(value)
+    return _patch(admin, patch)
+
+
+@admin_command(COMMANDS, "enable", _ID, changes=True, waits=True)
+def _enable(admin: AdminCommand) -> int:
+    """Enable a rule."""
+    return _patch(admin, {"enabled": True})
+
+
+@admin_command(COMMANDS, "disable", _ID, changes=True, waits=True)
+def _disable(admin: AdminCommand) -> int:
+    """Disable a rule, without deleting it."""
+    return _patch(admin, {"enabled": False})
+
+
+def _patch(admin: AdminCommand, fields: Json) -> int:
+    answer = admin.call("PATCH", "rules", admin.options.id, body=fields)
     rule = {name: value for name, value in answer.items() if name not in {"created_at", "updated_at", "version"}}
-    return write_result(arguments, terminal, answer, msgspec.json.encode(rule).decode())
+    return admin.write_result(answer, msgspec.json.encode(rule).decode())
 
 
-def _what_if(arguments: argparse.Namespace, terminal: Terminal) -> int:
+@admin_command(COMMANDS, "versions", _ID)
+def _versions(admin: AdminCommand) -> int:
+    """List all versions of a rule, the newest first."""
+    found = admin.call("GET", "rules", admin.options.id, "versions")["items"]
+    rows = []
+    for each in found:
+        rule = "(deleted)" if each["body"] is None else msgspec.json.encode(each["body"]).decode()
+        rows.append((each["version"], each["at"], each["actor"], rule))
+    return admin.write_rows(found, ("VERSION", "AT", "BY", "RULE"), rows)
+
+
+@admin_command(
+    COMMANDS,
+    "what-if",
+    _ID,
+    option("--limit N", "the other limit, in units", type=int, required=True),
+    option("--window LENGTH", "the window of a rule with several, such as 1m"),
+    option("--in-force N", "only principals with this limit, such as those of a tier; default: the rule's", type=int),
+    option("--days N", "the period, in days", 7),
+    option("--who", "list the callers that currently exceed the other limit"),
+)
+def _what_if(admin: AdminCommand) -> int:
+    """Estimate what another limit of a rule would have refused.
+
+    The estimate is based on the usage of single principals in each window of the rule, or of a sample of
+    them. A principal counts once in each window in which it sent requests.
+
+    Examples:
+      headgate rules what-if orders-user --limit 600 --in-force 1000 --days 30   # for those of a tier
+    """
+    options, terminal = admin.options, admin.terminal
     until = time.time_ns() // 1000
-    query: Json = {"limit": arguments.limit, "in_force": arguments.in_force, "until": until}
-    query["since"] = max(0, until - max(0, arguments.days) * _DAY_US)
-    if arguments.window is not None:
-        query["window_seconds"] = _seconds(arguments.window)
-    found = call(arguments, "GET", f"/rules/{quote(arguments.id, '')}/what-if", query=query)
-    if arguments.json:
+    query: Json = {"limit": options.limit, "in_force": options.in_force, "until": until}
+    query["since"] = max(0, until - max(0, options.days) * _DAY_US)
+    if options.window is not None:
+        window = f"{options.window}s" if options.window.isdecimal() else options.window
+        query["window_seconds"] = -(-duration_us(window, "--window") // SECOND)
+    found = admin.call("GET", "rules", options.id, "what-if", query=query)
+    if options.json:
         terminal.write_json(found)
         return OK
     terminal.write(_refused_text(found))
@@ -305,14 +277,13 @@ def _what_if(arguments: argparse.Namespace, terminal: Terminal) -> int:
     terminal.write(printable(f"assumption: {found['assumes']}"))
     for quota in found["not_counted"]:
         terminal.write(printable(f"unknown: usage of {quota}, which is not counted by principal"))
-    if arguments.who:
+    if options.who:
         above = [(each["key"], f"{each['per_second'] * found['window_seconds']:.0f}") for each in found["hot_keys"]]
         terminal.write_table(("PRINCIPAL", f"NOW IN {found['window_seconds']:g} S"), above)
     return OK
 
 
 def _refused_text(found: Json) -> str:
-    """Return a line about what another limit would have refused."""
     low, high = found["refused_at_least"], found["refused_at_most"]
     bounds = f" ({low} to {high})" if low != high else ""
     text = f"{found['limit']} instead of {found['in_force']} would have refused {found['refused']}{bounds} of "
@@ -321,26 +292,18 @@ def _refused_text(found: Json) -> str:
     return f"{text} (now above it: {named})" if named else text
 
 
-def _seconds(text: str) -> int:
-    """Return the length of a window. Raises UsageError."""
-    try:
-        length_us = length_of(text) if not text.isdecimal() else int(text) * 1_000_000
-    except ValueError:
-        raise UsageError(f"--window must be a duration, such as 30s, 1m or 1 day, not {text!r}") from None
-    return -(-length_us // 1_000_000)
+@admin_command(
+    COMMANDS,
+    "rollback",
+    _ID,
+    option("VERSION", "the version, from headgate rules versions", type=int),
+    changes=True,
+    waits=True,
+)
+def _roll_back(admin: AdminCommand) -> int:
+    """Restore a version of a rule.
 
-
-def _versions(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    found = call(arguments, "GET", f"/rules/{quote(arguments.id, '')}/versions")["items"]
-    rows = [(each["version"], each["at"], each["actor"], _brief(each["body"])) for each in found]
-    return write_list(arguments, terminal, found, ("VERSION", "AT", "BY", "RULE"), rows)
-
-
-def _brief(body: Json | None) -> str:
-    return "(deleted)" if body is None else msgspec.json.encode(body).decode()
-
-
-def _roll_back(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    path = f"/rules/{quote(arguments.id, '')}/rollback"
-    answer = call(arguments, "POST", path, {"version": arguments.version})
-    return write_result(arguments, terminal, answer, f"revision {answer['revision']} is in force")
+    The roll-back is a new version. It also restores a deleted rule.
+    """
+    answer = admin.call("POST", "rules", admin.options.id, "rollback", body={"version": admin.options.version})
+    return admin.write_result(answer, f"revision {answer['revision']} is in force")

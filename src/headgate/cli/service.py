@@ -11,12 +11,12 @@ from typing import Any, TypeVar, Unpack
 import msgspec
 
 from headgate.cli.admin_client import PORTS, exchange
-from headgate.cli.command import DEFAULT_URL, NoAnswer, Terminal, attributes_of, principal_of
+from headgate.cli.command import DEFAULT_URL, NoAnswer, Terminal, attributes_of, option, principal_of, seconds
 from headgate.core.decision import Decision
-from headgate.core.errors import StoreError, StoreUnavailable, UsageError
-from headgate.core.numbers import printable
+from headgate.core.errors import StoreUnavailable, UsageError
 from headgate.core.quota import SECOND
 from headgate.engine import Ruling
+from headgate.messages import printable
 from headgate.policy.request import Request
 from headgate.sdk.clients import Client
 from headgate.sdk.settings import ClientOptions, Credentials, endpoint_of
@@ -28,29 +28,22 @@ T = TypeVar("T")
 
 def add_service_options(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
     """Add the options for the service and the caller; `is_optional` if a file may replace the service."""
-    place = "the address of the service; or HEADGATE_URL"
     url = None if is_optional else os.environ.get("HEADGATE_URL") or DEFAULT_URL
-    parser.add_argument("--url", default=url, help=place if is_optional else f"{place} [%(default)s]")
-    parser.add_argument(
-        "--caller-key",
-        metavar="KEY",
-        default=os.environ.get("HEADGATE_CALLER_KEY") or None,
-        help="the caller key, if the service requires one; better set HEADGATE_CALLER_KEY",
-    )
-    for name, about in (
-        ("ca", "trust the authorities in this file (PEM) instead of the system's"),
-        ("cert", "the client certificate (PEM), if the service requires one"),
-        ("key", "its private key (PEM), if in a separate file"),
+    key = "the caller key, if the service requires one; HEADGATE_CALLER_KEY is safer"
+    for add in (
+        option("--url URL", "the address of the service; or HEADGATE_URL", url),
+        option("--caller-key KEY", key),
+        option("--ca FILE", "trust the authorities in this file (PEM) instead of the system's"),
+        option("--cert FILE", "the client certificate (PEM), if the service requires one"),
+        option("--key FILE", "its private key (PEM), if in a separate file"),
+        option("--timeout SECONDS", "the longest wait for a response", 5.0, type=seconds),
     ):
-        parser.add_argument(f"--{name}", metavar="FILE", help=about)
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=5.0, help="seconds to wait for the service [%(default)g]"
-    )
+        add(parser)
+    parser.set_defaults(caller_key=os.environ.get("HEADGATE_CALLER_KEY") or None)  # not shown as a default
 
 
 def request_of(arguments: argparse.Namespace, **more: Any) -> Request:
-    """Return the request of the options, with more of its fields. Raises UsageError."""
-    endpoint = "/" if arguments.endpoint is None else arguments.endpoint
+    endpoint = "/" if arguments.path is None else arguments.path
     return Request(principal_of(arguments), endpoint, arguments.method.upper(), attributes_of(arguments), **more)
 
 
@@ -65,17 +58,14 @@ class _Direct(Client):
         outcomes = super()._do(step)
         for each in outcomes:
             if isinstance(each, ServiceFailure):
-                raise NoAnswer(f"{each.error}{_hint(each.error)}")
+                hint = "\n  start one with headgate serve" if isinstance(each.error, StoreUnavailable) else ""
+                match each.error.__cause__:
+                    case ssl.SSLCertVerificationError():
+                        hint = "\n  set --ca to the authority that signed it, and --url to its host name"
+                    case ssl.SSLError():
+                        hint = "\n  for a service without TLS, use http://"
+                raise NoAnswer(f"{each.error}{hint}")
         return outcomes
-
-
-def _hint(error: StoreError) -> str:
-    match error.__cause__:
-        case ssl.SSLCertVerificationError():
-            return "\n  give the authority that signed it with --ca, and its host name in --url"
-        case ssl.SSLError():
-            return "\n  a service without TLS is at http://"
-    return "\n  start one with headgate serve" if isinstance(error, StoreUnavailable) else ""
 
 
 def call_service(arguments: argparse.Namespace, verb: Callable[[Client], T]) -> T:
@@ -91,28 +81,22 @@ def call_service(arguments: argparse.Namespace, verb: Callable[[Client], T]) -> 
             raise NoAnswer(f"{error}\n  put the key into HEADGATE_CALLER_KEY") from None
 
 
-def post_json(arguments: argparse.Namespace, path: str, question: Any) -> Any:
-    """Post JSON to a service, and return its JSON response. Raises NoAnswer."""
+def post_json(arguments: argparse.Namespace, path: str, request: Any) -> Any:
     target = endpoint_of(arguments.url, PORTS, DEFAULT_URL)
     identity = Credentials(*[getattr(arguments, name) or "" for name in ("ca", "cert", "key", "caller_key")])
-    headers = {**identity.headers, "content-type": "application/json"}
-    tls = identity.context() if target.is_tls else None
-    body = msgspec.json.encode(question)
-    return msgspec.json.decode(exchange(target, "POST", path, body, headers, tls, arguments.timeout)[1])
+    body, headers = msgspec.json.encode(request), {"content-type": "application/json"}
+    return msgspec.json.decode(exchange(target, "POST", path, body, headers, identity, arguments.timeout)[0])
 
 
 def write_outcome(ruling: Ruling, terminal: Terminal, passes: str, refused: str) -> None:
-    """Write whether a request passes, and why."""
     word, colour = (passes, "green") if ruling.allowed else (refused, "red")
-    terminal.write(f"{terminal.styled(word, colour)}: {printable(_because(ruling))}")
-
-
-def _because(ruling: Ruling) -> str:
     if ruling.decision is None:
-        return ruling.reason or ("only shadows apply, which refuse nothing" if ruling.matched else "no rule applies")
-    if ruling.allowed:
-        return f"rule {ruling.rule_id} is the most restrictive"
-    return f"rule {ruling.rule_id}, {wait_of(ruling.decision)}"
+        because = ruling.reason or ("only shadows apply, which refuse nothing" if ruling.matched else "no rule applies")
+    elif ruling.allowed:
+        because = f"rule {ruling.rule_id} is the most restrictive"
+    else:
+        because = f"rule {ruling.rule_id}, {wait_of(ruling.decision)}"
+    terminal.write(f"{terminal.styled(word, colour)}: {printable(because)}")
 
 
 def wait_of(decision: Decision) -> str:
@@ -121,7 +105,6 @@ def wait_of(decision: Decision) -> str:
 
 
 def write_unmatched(ruling: Ruling, terminal: Terminal) -> None:
-    """Write the names of the request that limit nothing."""
     if ruling.unmatched_principals:
         names = ", ".join(ruling.unmatched_principals)
-        terminal.write(terminal.styled(printable(f"no rule counts by {names}"), "yellow"))
+        terminal.write(printable(f"no rule counts by {names}"), "yellow")

@@ -15,7 +15,7 @@ from functools import partial
 from headgate.cli.admin_plane import ServedAdmin, examine_admin, has_admin, open_admin
 from headgate.cli.command import NO, OK, WRONG_USAGE, Terminal, discard_output
 from headgate.core.errors import StoreError
-from headgate.core.numbers import printable
+from headgate.messages import printable
 from headgate.observe import logs
 from headgate.server import process
 from headgate.server.ports import Port, examine, listen
@@ -33,13 +33,10 @@ def check(settings: Settings, terminal: Terminal) -> int:
     from headgate.server.configuration import Configuration  # noqa: PLC0415  slow to load
 
     examined = examine_admin(settings)
-    examined_settings = (
-        settings if examined is None else replace(settings, database="")
-    )  # the last good rules may be old
-    files = Configuration(examined_settings)
-    rules = len(files.rules.value.rules)
-    if examined is not None:
-        rules = examined.rules if examined.rules is not None else rules
+    # the last valid rules may be old
+    files = Configuration(settings if examined is None else replace(settings, database=""))
+    known, hint, problem = examined or (None, "", "")
+    rules = len(files.rules.value.rules) if known is None else known
     found = [f"{rules} rules"] if rules or files.descriptors is None else []
     if files.descriptors is not None:
         found.append(f"{len(files.descriptors.value.described())} descriptors with limits")
@@ -48,28 +45,29 @@ def check(settings: Settings, terminal: Terminal) -> int:
         from headgate.observe.tracing import Tracing  # noqa: PLC0415
 
         Tracing().close()
-    taken = [port for name, host, port in _listening(settings) if not examine(name, host, port)]
+    listening = [(name, settings.host, number) for name, number in _numbers(settings)]
+    listening += [("admin", settings.admin_host, settings.admin_port)] if has_admin(settings) else []
+    taken = [port for name, host, port in listening if not examine(name, host, port)]
     try:
         _check_store(settings)
     except StoreError as error:
         why = printable(f"{store}: {error}")
-        terminal.write_error(f"headgate: it would start, and decide without its store {why}")
+        terminal.write_error(f"headgate: it would start, but decide without the store {why}")
         return NO
-    if examined is not None and examined.problem:
-        terminal.write_error(f"headgate: {printable(examined.problem)}")
+    if problem:
+        terminal.write_error(f"headgate: {printable(problem)}")
         return NO
     ports = " and ".join(map(str, taken))
     if taken:
-        terminal.write(f"port {ports} is in use now: if not by the service that this one replaces, choose another")
-    if examined is not None and examined.hint:
-        terminal.write(printable(examined.hint))
+        terminal.write(f"port {ports} is in use: unless the service that this one replaces uses it, choose another")
+    if hint:
+        terminal.write(printable(hint))
     when = f"it could start once port {ports} is free" if taken else "it could start"
-    terminal.write(terminal.styled(f"{when}: {', '.join([*found, printable(store)])}", "yellow" if taken else "green"))
+    terminal.write(f"{when}: {', '.join([*found, printable(store)])}", "yellow" if taken else "green")
     return OK
 
 
 def run(settings: Settings, terminal: Terminal) -> int:
-    """Serve; return the exit code."""
     process.ignore_switches()
     logs.setup(settings.log_format, settings.log_level)
     if not settings.enforcement:
@@ -80,7 +78,10 @@ def run(settings: Settings, terminal: Terminal) -> int:
 
         live_identity(settings)
     with ExitStack() as stack:
-        ports = _ports(settings, stack)
+        ports = []
+        for name, number in _numbers(settings):
+            ports.append(listen(name, settings.host, number, settings.workers))
+            stack.callback(ports[-1].close)
         try:
             admin = open_admin(settings, stack)
             if admin is not None:
@@ -111,16 +112,16 @@ def _greeting(
 
         return log
 
-    def prepared() -> Callable[[int], None]:
+    def prepare() -> Callable[[int], None]:
         from headgate.cli import greeting  # noqa: PLC0415  slow to load
 
-        return greeting.prepared(settings, numbers, store, terminal, admin.begun if admin else None)
+        return greeting.prepare(settings, numbers, store, terminal, admin.begun if admin else None)
 
-    ready = prepared() if settings.workers == 1 else None  # early, since requests would wait for it later
+    ready = prepare() if settings.workers == 1 else None  # early, since requests would wait for it later
 
     def write(rules: int) -> None:
         try:
-            (ready or prepared())(rules)
+            (ready or prepare())(rules)
         except OSError as error:  # standard output is broken, but the service runs
             discard_output(terminal.out)
             _LOG.warning("serving; cannot write to standard output: %s", error)
@@ -143,24 +144,10 @@ def _numbers(settings: Settings) -> tuple[tuple[str, int], ...]:
     return ("http", settings.http_port), ("grpc", settings.grpc_port)
 
 
-def _listening(settings: Settings) -> list[tuple[str, str, int]]:
-    admin = [("admin", settings.admin_host, settings.admin_port)] if has_admin(settings) else []
-    return [(name, settings.host, number) for name, number in _numbers(settings)] + admin
-
-
-def _ports(settings: Settings, stack: ExitStack) -> list[Port]:
-    ports = []
-    for name, number in _numbers(settings):
-        port = listen(name, settings.host, number, settings.workers)
-        stack.callback(port.close)
-        ports.append(port)
-    return ports
-
-
 def _check_store(settings: Settings) -> None:
     """Check that the store can decide. Raises StoreError.
 
-    It retries: the question is whether the store works, not how busy it is now.
+    It retries: a store that is only busy now works.
     """
     store = open_store(settings.store)
     try:

@@ -1,39 +1,42 @@
-"""What is wrong with rules, in a file or as data: every problem, where it is, and what would be right."""
+"""Problems of configuration, in a file or as data: each with its place and a correction."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
+from typing import Any, TypeVar
 
-from headgate.core.errors import InvalidRule
-from headgate.core.numbers import printable, short
+from headgate.core.errors import InvalidRule, UsageError
+from headgate.core.numbers import short
+from headgate.messages import printable
 
+T = TypeVar("T")
 Path = tuple[str | int, ...]
-"""Where a value is in the data: ("rules", 2, "window")."""
+"""The place of a value in data: ("rules", 2, "window")."""
 MOST = 1000
-"""So many problems of one file are looked for."""
+"""Problems of one file, after which the rest is not read."""
 PATIENCE = 100_000
-"""How much of one file is compared with names that it could have meant: letters of the word times the names."""
+"""Bound on the search for similar names in one file: letters of the word times the names."""
 _LISTED = 20
 _LONGEST_WORD = 100
 _MOST_NAMES = 2000
 
 
 class ProblemKind(StrEnum):
-    """Who could have found it."""
+    """Which check found it."""
 
     FILE = "file"
     """The file cannot be read at all."""
     SYNTAX = "syntax"
     """It is not YAML, or not JSON."""
     FORM = "form"
-    """A field is missing, unknown, or of the wrong type: what the JSON Schema says, too."""
+    """A field is missing, unknown, or of the wrong type: the JSON Schema finds it, too."""
     MEANING = "meaning"
     """All fields are well formed, but together they make no sense."""
     UNREAD = "unread"
-    """Nobody has looked: there were too many problems before it."""
+    """Not checked, because there were too many problems before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,9 @@ class Finding:
     """The field, such as ``rules[2].window``."""
     file: str = ""
     line: int = 0
-    """Counted from 1; 0 if it is not about one place."""
+    """From 1; 0 if it is not about one place."""
     column: int = 0
-    """Counted from 1."""
+    """From 1."""
     source: str = ""
     """The line, as written."""
     kind: ProblemKind = ProblemKind.FORM
@@ -71,10 +74,10 @@ class Finding:
 
 
 class InvalidRules(InvalidRule):
-    """A file of rules, or the same as data, has problems; all of them are told at once.
+    """Rules, as a file or as data, have problems.
 
     Attributes:
-        problems: what to correct, in the order of the file.
+        problems: all of them, in the order of the file.
     """
 
     def __init__(self, problems: Iterable[Finding]) -> None:
@@ -88,22 +91,34 @@ class InvalidRules(InvalidRule):
         return "\n".join([*map(str, found[:_LISTED]), *more, *map(str, unread[:_LISTED])])
 
 
+class Locator:
+    """Finds where values are written. This one has only a name: data without a text."""
+
+    __slots__ = ("name", "problems")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.problems: list[Finding] = []
+        """Problems of the text itself, after which reading could go on."""
+
+    def locate(self, path: Path, *, at_key: bool) -> tuple[int, int]:  # noqa: ARG002  subclasses need them
+        """Return the line and column of a value, or of its key, from 1; zeros if unknown."""
+        return 0, 0
+
+    def source(self, line: int) -> str:  # noqa: ARG002  subclasses need it
+        return ""
+
+
 class Findings:
-    """The problems found so far, each at its place in the data, and what is odd without being wrong.
+    """Collects the problems and the warnings of one file, or of data without a text."""
 
-    Args:
-        where: knows where the data is written; by default it came without a text.
-    """
-
-    __slots__ = ("_found", "_near", "_odd", "_patience", "count", "where")
+    __slots__ = ("_found", "_odd", "_patience", "count", "where")
 
     def __init__(self, where: Locator | None = None) -> None:
         self.where = where or Locator("")
         self.count = 0
-        """How many problems there are."""
         self._found: list[tuple[Path, bool, Finding]] = []
         self._odd: list[tuple[Path, bool, Finding]] = []
-        self._near: dict[tuple[str, tuple[str, ...]], str] = {}
         self._patience = PATIENCE
 
     def add(
@@ -116,96 +131,79 @@ class Findings:
         kind: ProblemKind = ProblemKind.FORM,
         at_key: bool = False,
     ) -> None:
-        """Note a problem with the value at `path`, or with its key."""
+        """Add a problem with the value at `path`, or with its key."""
         self.count += 1
         if self.count <= MOST:
             self._found.append((path, at_key, Finding(message, accepted, hint, render(path), kind=kind)))
 
+    def reject(self, path: Path, message: str, hint: str = "", *, accepted: str = "", at_key: bool = False) -> None:
+        """Add a problem with the meaning of a well-formed value at `path`, or of its key."""
+        self.add(path, message, accepted, hint, kind=ProblemKind.MEANING, at_key=at_key)
+
+    def attempt(self, path: Path, make: Callable[..., T], *parts: Any, **others: Any) -> T | None:
+        """Return what `make` returns, or reject the value at `path` because of its UsageError."""
+        try:
+            return make(*parts, **others)
+        except UsageError as error:
+            self.reject(path, str(error))
+            return None
+
     @property
     def is_full(self) -> bool:
-        """Whether there are so many problems that no more are looked for."""
+        """Whether the maximum of problems is reached, so that the rest is not read."""
         return self.count >= MOST
 
     def pass_over(self, path: Path, count: int) -> None:
-        """Note that the value at `path`, and those after it, so many in all, are not looked at."""
-        message = f"not looked at, after {self.count} problems: {count} from here on"
+        """Note that the value at `path` and those after it, `count` in all, are not read."""
+        message = f"not checked, after {self.count} problems: {count} from here on"
         self._found.append((path, False, Finding(message, path=render(path), kind=ProblemKind.UNREAD)))
 
     def warn(self, path: Path, message: str, accepted: str = "", hint: str = "", *, at_key: bool = False) -> None:
-        """Note that the value at `path`, or its key, probably does not have the effect that was meant."""
+        """Add a warning: the value at `path`, or its key, is valid, but probably a mistake."""
         if len(self._odd) < MOST:
             self._odd.append((path, at_key, Finding(message, accepted, hint, render(path))))
 
     def near(self, word: object, names: Iterable[str]) -> str:
-        """Return the question "Did you mean ...?" for a misspelt name, or nothing."""
+        """Return the question "Did you mean ...?" for a misspelt name, or an empty text."""
         near = self.near_name(word, names)
         return f"Did you mean {near!r}?" if near else ""
 
     def near_name(self, word: object, names: Iterable[str]) -> str:
-        """Return the name that a misspelt one was probably meant to be, or nothing.
+        """Return the name most similar to a misspelt one, or an empty text.
 
-        Comparing takes time, so there is an end to it: in a file where a thousand words are wrong, the later ones go
-        without a suggestion.
+        The search is slow, so it is bounded: in a file with a thousand wrong words, the later ones get no suggestion.
         """
         known = tuple(names)
         if not isinstance(word, str) or len(word) > _LONGEST_WORD or len(known) > _MOST_NAMES or self.is_full:
             return ""
-        near = self._near.get((word, known))
-        if near is None:
-            if self._patience <= 0:
-                return ""
-            self._patience -= len(word) * len(known)
-            folded = {name.lower().replace("-", "_"): name for name in known}
-            found = get_close_matches(word.lower().replace("-", "_"), folded, 1, cutoff=0.65)
-            near = self._near[word, known] = folded[found[0]] if found else ""
-        return near
+        if self._patience <= 0:
+            return ""
+        self._patience -= len(word) * len(known)
+        folded = {name.lower().replace("-", "_"): name for name in known}
+        found = get_close_matches(word.lower().replace("-", "_"), folded, 1, cutoff=0.65)
+        return folded[found[0]] if found else ""
 
     def problems(self) -> list[Finding]:
-        """Return the problems with their places in the file, and those of its text, from its top to its end."""
-        found = in_order([*self.where.problems, *self._located(self._found)])
+        """Return the problems of the data and of its text with their places, from the top of the file to its end."""
+        found = in_order([*self.where.problems, *self._locate(self._found)])
         if self.count > MOST:
-            untold = f"{self.count - MOST} more problems are not listed"
-            found.append(Finding(untold, file=self.where.name, kind=ProblemKind.UNREAD))
+            message = f"{self.count - MOST} more problems are not listed"
+            found.append(Finding(message, file=self.where.name, kind=ProblemKind.UNREAD))
         return found
 
     def warnings(self) -> list[Finding]:
-        """Return what is odd, likewise."""
-        return self._located(self._odd)
+        """Return the warnings with their places, likewise."""
+        return in_order(self._locate(self._odd))
 
     def check(self) -> None:
         """Raise InvalidRules if there are problems, with the data or its text."""
         if self.count or self.where.problems:
             raise InvalidRules(self.problems())
 
-    def _located(self, found: Iterable[tuple[Path, bool, Finding]]) -> list[Finding]:
-        where, problems = self.where, []
-        where.expect([path for path, _, _ in found])
+    def _locate(self, found: Iterable[tuple[Path, bool, Finding]]) -> Iterable[Finding]:
         for path, at_key, problem in found:
-            line, column = where.locate(path, at_key=at_key)
-            problems.append(replace(problem, file=where.name, line=line, column=column, source=where.source(line)))
-        return in_order(problems)
-
-
-class Locator:
-    """Knows where values are written. This one has only the name: data that came without a text."""
-
-    __slots__ = ("name", "problems")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.problems: list[Finding] = []
-        """What is wrong with the text itself, where reading could go on."""
-
-    def expect(self, paths: Sequence[Path]) -> None:
-        """Take note of the paths that are going to be asked about, all at once."""
-
-    def locate(self, path: Path, *, at_key: bool) -> tuple[int, int]:  # noqa: ARG002  others need them
-        """Return line and column of what is at `path`, from 1, or zeros."""
-        return 0, 0
-
-    def source(self, line: int) -> str:  # noqa: ARG002  others need it
-        """Return that line of the text."""
-        return ""
+            line, column = self.where.locate(path, at_key=at_key)
+            yield replace(problem, file=self.where.name, line=line, column=column, source=self.where.source(line))
 
 
 def in_order(problems: Iterable[Finding]) -> list[Finding]:
@@ -214,7 +212,7 @@ def in_order(problems: Iterable[Finding]) -> list[Finding]:
 
 
 def render(path: Path) -> str:
-    """Write a path as people do: ``users["12345"].overrides.orders-user``."""
+    """Return a path as text: ``users["12345"].overrides.orders-user``."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -227,7 +225,7 @@ def render(path: Path) -> str:
 
 
 def shown(value: object) -> str:
-    """Say what was found, in the words of the file rather than those of Python."""
+    """Return a value for a message, in the words of YAML rather than of Python."""
     match value:
         case None:
             return "nothing"
@@ -243,5 +241,5 @@ def shown(value: object) -> str:
 
 
 def unlike(value: object, what: str) -> str:
-    """Say that what was found is not what was wanted: ``unlike("x", "is not a list")``."""
+    """Return the message for a value that is wrong: ``unlike("x", "is not a list")``."""
     return "has no value" if value is None else f"{shown(value)} {what}"

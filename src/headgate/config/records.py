@@ -16,10 +16,10 @@ What is read from data is checked by its form. `check_types` is for callers in P
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, field, fields
 from enum import StrEnum
-from functools import cache, partial
+from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -28,8 +28,6 @@ from headgate.core.errors import InvalidRule
 from headgate.core.numbers import short
 
 _DECLARED = "declared"
-_Check = Callable[[Any], Any]
-"""Returns a value as a record has it. Raises Meaningless with the end of a message that begins with its name."""
 
 
 def declared(
@@ -41,15 +39,10 @@ def declared(
     key: str = "",
     is_secret: bool = False,
 ) -> Any:
-    """Declare a field of a dataclass that has a default.
+    """Declare a field of a dataclass that has a default, and its description.
 
-    Args:
-        form: of its values; None: it is not known yet, and comes from `fields_of`.
-        about: what it means.
-        default: what it is where it is not given.
-        factory: makes that.
-        key: its name in data, if that is another one; after a part of the data and a dot, it is in there.
-        is_secret: whether it is not shown.
+    The form is None if `fields_of` gets it. `key` is the name in data, if different; "part.name" is in a part of the
+    data. `repr` leaves secrets out.
     """
     metadata = {_DECLARED: (key, form, about, False)}
     return field(default=default, default_factory=factory, repr=not is_secret, metadata=metadata)
@@ -60,13 +53,10 @@ def needed(form: Form, about: str) -> Mapping[str, Any]:
     return {_DECLARED: ("", form, about, True)}
 
 
-def fields_of(kind: type, part: str = "", **forms: Form) -> dict[str, Field]:
-    """Return the fields that a dataclass declares, by their names in data or in a part of it.
+def fields_of(kind: type, part: str = "", /, **forms: Form) -> dict[str, Field]:
+    """Return the fields that a dataclass declares, by their names in data, or in a part of it.
 
-    Args:
-        kind: the dataclass.
-        part: the name of the part; empty: what is in none.
-        forms: those that the dataclass does not know itself.
+    `forms` are those that the dataclass leaves open.
     """
     return {
         key: Field(forms.get(key) or form, about, required)
@@ -75,13 +65,27 @@ def fields_of(kind: type, part: str = "", **forms: Form) -> dict[str, Field]:
 
 
 def values_of(kind: type, read: Values, part: str = "") -> Values:
-    """Return the arguments of a dataclass that have been read, by their names there; lists become tuples."""
+    """Return read values as the arguments of a dataclass; lists become tuples of their valid items."""
     found = {name: read[key] for key, name, _ in _declarations(kind, part) if key in read}
-    return {name: tuple(value) if type(value) is list else value for name, value in found.items()}
+    return {
+        name: tuple([item for item in value if item is not None]) if type(value) is list else value
+        for name, value in found.items()
+    }
+
+
+def data_of(record: Any) -> Values:
+    """Return the declared fields that differ from their defaults, by their names in data."""
+    found = {}
+    for each in fields(record):
+        value = getattr(record, each.name)
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        if _DECLARED in each.metadata and value != default:
+            found[each.metadata[_DECLARED][0] or each.name] = value
+    return found
 
 
 def _declarations(kind: type, part: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield the name of each field in data, that in the dataclass, and what is declared of it."""
+    """Yield the name of each field in data, its name in the dataclass, and its declaration."""
     for each in fields(kind):
         if _DECLARED in each.metadata:
             given, *others = each.metadata[_DECLARED]
@@ -95,99 +99,74 @@ def check_types(what: str, record: Any) -> None:
 
     Lists become tuples, sets become frozen, and the words of enumerations their members.
     """
-    for name, default, check in _checks(type(record)):  # type: ignore[arg-type]  # classes are hashable
+    for name, default, hint, bounds in _types(type(record)):  # type: ignore[arg-type]  # classes are hashable
         given = getattr(record, name)
         if given is default:
             continue
         try:
-            right = check(given)
+            right = _checked(given, hint, bounds)
         except Meaningless as error:
             raise InvalidRule(f"{what}: {name}{error.message}", fields=(name,)) from None
         if right is not given:
             object.__setattr__(record, name, right)  # the record is frozen; this is a part of its construction
 
 
-def check_mapping(what: str, values: Any, kind: type) -> None:
-    """Refuse what is not a mapping of text to values of one type. Raises InvalidRule."""
-    try:
-        _mapping(kind, values)
-    except Meaningless as error:
-        raise InvalidRule(f"{what}{error.message}") from None
-
-
 @cache
-def _checks(kind: type) -> list[tuple[str, Any, _Check]]:
+def _types(kind: type) -> list[tuple[str, Any, Any, Mapping[str, int]]]:
+    """Return the name, the default, the type and the bounds of each field."""
     hints = get_type_hints(kind)
-    return [
-        (each.name, each.default, _check_of(hints[each.name], each.metadata.get(_DECLARED, ("", None))[1]))
-        for each in fields(kind)
-        if each.init
-    ]
+    found: list[tuple[str, Any, Any, Mapping[str, int]]] = []
+    for each in fields(kind):
+        if each.init:
+            form = each.metadata.get(_DECLARED, ("", None))[1]
+            found.append((each.name, each.default, hints[each.name], form.json if isinstance(form, Scalar) else {}))
+    return found
 
 
-def _check_of(hint: Any, form: Form | None) -> _Check:
-    wanted = [each for each in get_args(hint) if each is not NoneType]
-    origin = get_origin(hint)
+def _checked(value: Any, hint: Any, bounds: Mapping[str, int]) -> Any:
+    """Return a value in the type of its field. Raises Meaningless with a message that begins after the name."""
+    origin, (kind, *others) = get_origin(hint), get_args(hint) or (hint,)
+    if NoneType in others:
+        return value if value is None else _checked(value, kind, bounds)
     if origin in {tuple, frozenset}:
-        return partial(_several, origin, wanted[0])
+        if not isinstance(value, tuple | list | frozenset | set):  # text is not several texts
+            raise Meaningless(f" must be a tuple or a list, not {short(value)}")
+        for each in value:
+            _check_inner("an item", each, kind)
+        return value if type(value) is origin else origin(value)
     if origin is Mapping:
-        return partial(_mapping, get_origin(wanted[1]) or wanted[1])
-    if NoneType in get_args(hint):
-        return partial(_optional, _check_of(wanted[0] if len(wanted) == 1 else hint, form))
-    if issubclass(hint, StrEnum):
-        return partial(_word, hint)
-    bounds = form.json if isinstance(form, Scalar) else {}
-    return partial(_whole, bounds) if hint is int else partial(_single, hint)
+        if not isinstance(value, Mapping):
+            raise Meaningless(f" must be a mapping, not {short(value)}")
+        for key, each in value.items():
+            _check_inner("a key", key, kind)
+            _check_inner(short(key), each, others[0])
+        return value
+    return _checked_single(value, kind, bounds)
 
 
-def _optional(check: _Check, value: Any) -> Any:
-    return value if value is None else check(value)
+def _check_inner(place: str, value: Any, hint: Any) -> None:
+    if type(value) is not hint:
+        try:
+            _checked(value, hint, {})
+        except Meaningless as error:
+            raise Meaningless(f": {place}{error.message}") from None
 
 
-def _single(kind: type, value: Any) -> Any:
-    if not isinstance(value, kind):
-        name = kind.__name__
-        wanted = _NAMES.get(kind) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
-        raise Meaningless(f" is {wanted}, not {short(value)}")
+def _checked_single(value: Any, kind: type, bounds: Mapping[str, int]) -> Any:
+    if kind is int:
+        low, high = bounds.get("minimum"), bounds.get("maximum")
+        if type(value) is not int or not (low is None or high is None or low <= value <= high):
+            between = "" if low is None else f" from {low} to {high}"
+            raise Meaningless(f" must be a whole number{between}, not {short(value)}")
+    elif issubclass(kind, StrEnum):
+        try:
+            return kind(value)
+        except ValueError:
+            raise Meaningless(f" must be one of {', '.join(kind)}, not {short(value)}") from None
+    elif not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIO" else "a"
+        raise Meaningless(f" must be {_NAMES.get(kind, f'{article} {kind.__name__}')}, not {short(value)}")
     return value
 
 
-def _whole(bounds: Mapping[str, int], value: Any) -> int:
-    low, high = bounds.get("minimum"), bounds.get("maximum")
-    if type(value) is int and (low is None or high is None or low <= value <= high):
-        return value
-    between = "" if low is None else f" from {low} to {high}"
-    raise Meaningless(f" is a whole number{between}, not {short(value)}")
-
-
-def _word(kind: type[StrEnum], value: Any) -> StrEnum:
-    try:
-        return kind(value)
-    except ValueError:
-        raise Meaningless(f" is one of {', '.join(kind)}, not {short(value)}") from None
-
-
-def _several(made: type, kind: type, values: Any) -> Any:
-    """Text is not several texts, and one value not several."""
-    name = _NAMES.get(kind, kind.__name__)
-    if not isinstance(values, tuple | list | frozenset | set):
-        raise Meaningless(f" is several of {name}, in a tuple or a list, not {short(values)}")
-    for value in values:
-        if not isinstance(value, kind):
-            raise Meaningless(f" has {name} only, not {short(value)}")
-    return values if type(values) is made else made(values)
-
-
-def _mapping(kind: type, values: Any) -> Any:
-    name = _NAMES.get(kind, kind.__name__)
-    if not isinstance(values, Mapping):
-        raise Meaningless(f" is a mapping of text to {name}, not {short(values)}")
-    for key, value in values.items():
-        if not isinstance(key, str):
-            raise Meaningless(f" has text as names, not {short(key)}")
-        if not isinstance(value, kind):
-            raise Meaningless(f": {short(key)} has {name}, not {short(value)}")
-    return values
-
-
-_NAMES: dict[type, str] = {str: "text", bool: "True or False", Mapping: "a mapping"}
+_NAMES: dict[type, str] = {str: "text", bool: "True or False"}

@@ -1,12 +1,12 @@
-"""What a form is made of: each kind of value is declared once, and says how it is read and what its JSON Schema is.
+"""Forms: each kind of value is declared once, and its reading and its JSON Schema follow.
 
-Values are plain data, as YAML and JSON give them: dict, list, str, int, float, bool, None. ``read`` returns what a
-value means, or None after it has noted what is wrong. Reading goes on after a mistake, so that all are told at once.
+Values are plain data, as in YAML and JSON: dict, list, str, int, float, bool, None. ``read`` returns the meaning of a
+value, or None after it has added a problem. Reading goes on after a problem, so that all are reported at once.
 
 ::
 
     USER = Record("a user", {"tier": Field(Scalar.text("the name of a tier"), "The tier of the user.")})
-    USER.read({"teir": "free"}, ("users", "ada"), findings)      # notes: a user has no 'teir'. Did you mean 'tier'?
+    USER.read({"teir": "free"}, ("users", "ada"), findings)      # adds: a user has no 'teir'. Did you mean 'tier'?
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from headgate.core.numbers import EXACT
 
 Schema = dict[str, Any]
 Values = dict[str, Any]
-"""The fields of a record that were given and are right, by name."""
+"""The valid fields of a record, by name."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NAME = r"[A-Za-z0-9_.:/-]{1,64}"
 NAMED = "1 to 64 of A-Z a-z 0-9 _ . : / -"
 _LONGEST_WHOLE = 10**18
 _FEW = 12
-"""So many fields are named to somebody who wrote something else than a mapping."""
+"""Fields that are listed in full where a value is not a mapping."""
 
 
 class Form(Protocol):
@@ -37,11 +37,13 @@ class Form(Protocol):
 
     def read(self, value: object, path: Path, findings: Findings) -> Any: ...
 
-    def schema(self) -> Schema: ...
+    def schema(self) -> Schema:
+        """Return its JSON Schema; by default that of any value."""
+        return {}
 
 
 class Meaningless(ValueError):
-    """A value is well formed and makes no sense: why, what would be right, and the nearest thing that would work."""
+    """A well-formed value makes no sense: why, what would be right, and the nearest thing that would work."""
 
     def __init__(self, message: str, accepted: str = "", hint: str = "") -> None:
         super().__init__(message, accepted, hint)
@@ -50,19 +52,18 @@ class Meaningless(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scalar:
-    """A value without parts. Its JSON Schema is what is checked: type, enum, minimum and maximum, length, pattern."""
+    """A value without parts. Its JSON Schema is checked: type, enum, minimum and maximum, length, pattern."""
 
     json: Schema
     wrong: str | Callable[[object], str]
-    """What is said of other values: "is not a rate"; perhaps it depends on the value."""
+    """The message for other values: "is not a rate"."""
     accepted: str = ""
-    """What would be right."""
     means: Callable[[Any], Any] | None = None
-    """Returns what a value means, or raises `Meaningless`; by default it means itself."""
+    """Returns the meaning of a value, or raises `Meaningless`; default: the value itself."""
     hint: Callable[[object, Findings], str] | None = None
-    """Returns the nearest thing that would work, as a sentence, or nothing."""
+    """Returns the nearest thing that would work, as a sentence, or an empty text."""
     is_secret: bool = False
-    """Whether a wrong value is not repeated."""
+    """Whether messages must not show the value."""
 
     _types: frozenset[type] = field(init=False)
     _words: tuple[object, ...] = field(init=False)
@@ -93,15 +94,10 @@ class Scalar:
         numbers: bool = True,
         flags: bool = False,
     ) -> Self:
-        """Text, not empty.
+        """Text of 1 to `most` characters.
 
-        Args:
-            accepted: what would be right.
-            pattern: that it matches.
-            most: the most characters.
-            names: usual values, to find a misspelt one.
-            numbers: whether whole numbers are text, too: YAML does not ask for quotes around a user's number.
-            flags: whether true and false are text, too.
+        By default, whole numbers are text, too: in YAML, a user's number needs no quotes. With `flags`, so are true and
+        false. `names` are common values, for suggestions.
         """
         json: Schema = {"type": "string", "minLength": 1, "maxLength": most}
         if numbers:
@@ -115,7 +111,10 @@ class Scalar:
         def wrong(value: object) -> str:
             return "cannot be used here" if type(value) is str else "is not text"
 
-        return cls(json, wrong, accepted, _as_text if numbers else None, hint)
+        def means(value: object) -> str:
+            return str(value).lower() if type(value) is bool else str(value)
+
+        return cls(json, wrong, accepted, means if numbers else None, hint)
 
     @classmethod
     def whole(cls, low: int = 0, high: int = EXACT) -> Self:
@@ -146,7 +145,7 @@ class Scalar:
 
     @classmethod
     def choice(cls, words: Mapping[str, Any] | Iterable[str]) -> Self:
-        """One of a few words, each perhaps with what it means."""
+        """One of a few words, or a mapping of words to their meanings."""
         known = dict(words) if isinstance(words, Mapping) else {word: word for word in words}
 
         def hint(value: object, findings: Findings) -> str:
@@ -156,7 +155,7 @@ class Scalar:
 
     @classmethod
     def version(cls, number: int) -> Self:
-        """The only version of a form that there is."""
+        """The version of a format."""
         return cls({"enum": [number]}, "is unknown here", hint=lambda *_: f"Write {number}, without quotes.")
 
     def read(self, value: object, path: Path, findings: Findings) -> Any:
@@ -164,7 +163,7 @@ class Scalar:
             try:
                 return value if self.means is None else self.means(value)
             except Meaningless as why:
-                findings.add(path, why.message, why.accepted, why.hint, kind=ProblemKind.MEANING)
+                findings.reject(path, why.message, why.hint, accepted=why.accepted)
                 return None
         wrong = self.wrong if isinstance(self.wrong, str) else self.wrong(value)
         hint = self.hint(value, findings) if self.hint is not None else ""
@@ -193,24 +192,22 @@ class Scalar:
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "null": NoneType, "object": dict}
 
 
-def _as_text(value: object) -> str:
-    return str(value).lower() if type(value) is bool else str(value)
-
-
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list. What is wrong in it is read as None, so that the others keep their places."""
+    """A list. Invalid items are read as None, so that the others keep their places."""
 
     of: Form
     accepted: str
     or_nothing: bool = False
-    """Whether the key may stand there without a value, as when all lines under it are commented out."""
+    """Whether the key may have no value, as when all lines under it are commented out."""
+    empty: str = ""
+    """The message for a list without items, such as "has no route"; by default, it is valid."""
 
     def read(self, value: object, path: Path, findings: Findings) -> list[Any] | None:
         if value is None and self.or_nothing:
             return []
-        if type(value) is not list:
-            findings.add(path, unlike(value, "is not a list"), self.accepted)
+        if type(value) is not list or (self.empty and not value):
+            findings.add(path, self.empty if value == [] else unlike(value, "is not a list"), self.accepted)
             return None
         read: list[Any] = []
         for index, item in enumerate(value):
@@ -221,22 +218,24 @@ class ListOf:
         return read
 
     def schema(self) -> Schema:
-        return {"type": ["array", "null"] if self.or_nothing else "array", "items": self.of.schema()}
+        least = {"minItems": 1} if self.empty else {}
+        return {"type": ["array", "null"] if self.or_nothing else "array", "items": self.of.schema(), **least}
 
 
 @dataclass(frozen=True, slots=True)
 class MapOf:
-    """A mapping whose keys are the user's own. What is wrong in it is left out."""
+    """A mapping with keys of the user's own. Invalid items are left out."""
 
     of: Form
     accepted: str
     keys: str = NAME
-    """A pattern that the keys match."""
     exactly: int = 0
-    """How many keys; 0: any number."""
+    """The number of keys; 0: any number."""
     or_nothing: bool = False
+    make: Callable[[Values, Path, Findings], Any] | None = None
+    """Makes the value of the items; by default they stay a dict."""
 
-    def read(self, value: object, path: Path, findings: Findings) -> Values | None:
+    def read(self, value: object, path: Path, findings: Findings) -> Any:
         if value is None and self.or_nothing:
             return {}
         if type(value) is not dict or (self.exactly and len(value) != self.exactly):
@@ -252,7 +251,7 @@ class MapOf:
                 findings.add((*path, str(key)), f"{shown(key)} cannot be a key here", self.accepted, at_key=True)
             elif (got := self.of.read(inner, (*path, key), findings)) is not None:
                 read[key] = got
-        return read
+        return read if self.make is None else self.make(read, path, findings)
 
     def schema(self) -> Schema:
         table: Schema = {"type": ["object", "null"] if self.or_nothing else "object"}
@@ -261,12 +260,27 @@ class MapOf:
 
 
 @dataclass(frozen=True, slots=True)
+class OrWord:
+    """A word with a meaning, or a value of another form."""
+
+    word: str
+    meaning: Any
+    of: Form
+
+    def read(self, value: object, path: Path, findings: Findings) -> Any:
+        return self.meaning if value == self.word else self.of.read(value, path, findings)
+
+    def schema(self) -> Schema:
+        return {"anyOf": [{"const": self.word}, self.of.schema()]}
+
+
+@dataclass(frozen=True, slots=True)
 class Field:
     """One field of a record."""
 
     form: Form
     about: str
-    """What it means; shown by editors."""
+    """The description; editors show it."""
     required: bool = False
 
 
@@ -275,16 +289,16 @@ class Record:
     """A mapping with known fields."""
 
     what: str
-    """What it describes, with an article: "a rule"."""
+    """Its name in messages, with an article: "a rule"."""
     fields: Mapping[str, Field]
     extensions: bool = False
-    """Whether keys that begin with x- are left alone, as a place for anchors."""
+    """Whether keys that begin with x- are ignored, as a place for anchors."""
     spellings: Mapping[str, str] = field(default_factory=dict)
-    """Other names of fields."""
     make: Callable[[Values, Path, Findings], Any] | None = None
-    """Makes what the fields mean, or notes what is wrong with them together; by default they stay a dict."""
+    """Makes the value of the fields if all required ones are valid, or adds problems of their combination; by default,
+    they stay a dict."""
     unknown: Callable[[Record, str, Path, Findings], bool] | None = None
-    """Is asked first about a key that is not known, with its path: whether it has said what is to be said."""
+    """Called first for an unknown key, with its path; returns whether it has reported it."""
 
     required: list[str] = field(init=False)
 
@@ -294,12 +308,14 @@ class Record:
 
     def read(self, value: object, path: Path, findings: Findings) -> Any:
         read = self.read_fields(value, path, findings)
-        return read if read is None or self.make is None else self.make(read, path, findings)
+        if read is None or self.make is None:
+            return read
+        return self.make(read, path, findings) if read.keys() >= {*self.required} else None
 
     def read_fields(self, value: object, path: Path, findings: Findings) -> Values | None:
-        """Return the fields that are given and right."""
+        """Return the valid fields."""
         if type(value) is not dict:
-            wrong = unlike(value, f"is not {self.what}") if path or value is not None else "there is nothing in it"
+            wrong = unlike(value, f"is not {self.what}") if path or value is not None else "is empty"
             some = f"fields such as {', '.join([*self.fields][:5])}" if len(self.fields) > _FEW else self.names
             findings.add(path, wrong, f"a mapping with {some}")
             return None
@@ -310,7 +326,7 @@ class Record:
             if known is None:
                 self._unknown(key, path, findings)
             elif name is not key and name in value:
-                findings.add((*path, key), f"{key!r} is another name of {name!r}: give one of them", at_key=True)
+                findings.add((*path, key), f"{key!r} is another name of {name!r}: use one of them", at_key=True)
             elif (got := known.form.read(inner, (*path, key), findings)) is not None:
                 read[name] = got
         for name in self.required:
@@ -330,7 +346,7 @@ class Record:
         return {self.spellings.get(key, key): inner for key, inner in value.items()}
 
     def misspelt(self, value: Values, findings: Findings) -> set[str]:
-        """Return the fields that unknown keys were probably meant for: that they are missing need not be said."""
+        """Return the fields that unknown keys probably mean, which are not reported as missing."""
         unknown = self.named(value).keys() - self.fields.keys()
         if not unknown or findings.is_full:
             return set()
@@ -358,7 +374,7 @@ class Record:
         return record | self.needing(self.required)
 
     def needing(self, names: Sequence[str]) -> Schema:
-        """Return the schema of a mapping that has these fields, by whichever name."""
+        """Return the schema of a mapping that has these fields, under any of their names."""
         ways = [[name, *(other for other, meant in self.spellings.items() if meant == name)] for name in names]
         plain = [way[0] for way in ways if len(way) == 1]
         either = [{"anyOf": [{"required": [name]} for name in way]} for way in ways if len(way) > 1]

@@ -1,11 +1,10 @@
-"""Lengths of time and moments, as fields have them and as they are written. Everything becomes microseconds."""
+"""Durations and times: forms, and their text. All are microseconds."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from functools import lru_cache
 from string import ascii_letters
 
 from headgate.config.problems import shown
@@ -18,12 +17,12 @@ _LONGEST_TEXT = 100
 _LENGTH = r" *(?:[0-9]{1,18}(?:_[0-9]{1,18})* *)?[A-Za-z]{1,20} *"
 _MOMENT = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LENGTHS = "a number of seconds, or a length such as 500ms, 30s, 1m, 15 min, 1 hour, 1d or 1 week"
-_MOMENTS = "a moment with its time zone, such as 2026-12-01T00:00:00Z or 2026-12-01T00:00:00+01:00"
+_LENGTHS = "a number of seconds, or a duration such as 500ms, 30s, 1m, 15 min, 1 hour, 1d or 1 week"
+_MOMENTS = "a time with its time zone, such as 2026-12-01T00:00:00Z or 2026-12-01T00:00:00+01:00"
 
 
 def length(*, calendar: bool = False) -> Scalar:
-    """A length of time, read as microseconds; with `calendar`, the word of a calendar unit stays as it is."""
+    """A duration in microseconds; with `calendar`, the name of a calendar unit stays as it is."""
 
     def means(value: float | str) -> int | str:
         if not isinstance(value, str):
@@ -39,15 +38,14 @@ def length(*, calendar: bool = False) -> Scalar:
 
     text = {"pattern": f"^{_LENGTH}$", "maxLength": _LONGEST_TEXT}
     json = {"type": ["string", "number"], **text, "exclusiveMinimum": 0, "maximum": MAX_WINDOW_US // SECOND}
-    return Scalar(json, "is not a length of time", _LENGTHS, means)
+    return Scalar(json, "is not a duration", _LENGTHS, means)
 
 
-@lru_cache(maxsize=1000)
 def length_of(text: str) -> int:
-    """Return the microseconds of a length such as 30s or 1 hour. Raises Meaningless."""
+    """Return a length such as 30s or 1 hour in microseconds. Raises Meaningless."""
     unit = text.strip().lstrip("0123456789_ ").lower()
     number = int(text.strip().rstrip(ascii_letters).strip() or 1)
-    wrong = f"{shown(text)} is not a length of time"
+    wrong = f"{shown(text)} is not a duration"
     if unit not in LENGTHS:
         days = ABOUT_DAYS.get(CALENDAR_WORDS.get(unit, ""), 0)
         fixed = f": a {CALENDAR_WORDS[unit]} has no fixed length: write {number * days}d" if days else ""
@@ -60,14 +58,14 @@ def length_of(text: str) -> int:
 
 
 def moment(*, as_written: bool = False) -> Scalar:
-    """A point in time as RFC 3339 writes it: as microseconds since the epoch, or as it is written."""
+    """A point in time in RFC 3339, in microseconds since the epoch, or as written."""
 
     def means(value: str) -> int | str:
         try:
             given = datetime.fromisoformat(value.upper()).astimezone(UTC)  # which may be in the year 10000
             moment_us = (given - _EPOCH) // timedelta(microseconds=1)
         except (ValueError, OverflowError) as error:
-            raise Meaningless(f"{value!r} is not a moment: {error}", _MOMENTS) from None
+            raise Meaningless(f"{value!r} is not a time: {error}", _MOMENTS) from None
         if moment_us < 0:
             raise Meaningless(f"{value!r} is before 1970")
         return value if as_written else moment_us
@@ -77,7 +75,7 @@ def moment(*, as_written: bool = False) -> Scalar:
 
     return Scalar(
         {"type": "string", "format": "date-time", "pattern": f"^{_MOMENT}$"},
-        lambda value: "has no time zone" if is_naive(value) else "is not a moment",
+        lambda value: "has no time zone" if is_naive(value) else "is not a time",
         _MOMENTS,
         means,
         lambda value, _: f"Write {value}Z if it is UTC." if is_naive(value) else "",
@@ -85,7 +83,7 @@ def moment(*, as_written: bool = False) -> Scalar:
 
 
 def length_text(length_us: int) -> str:
-    """Write microseconds as `length` reads them, in the largest unit that is exact."""
+    """Return microseconds as text for `length`, in the largest exact unit."""
     for unit, size in (("d", 86400 * SECOND), ("h", 3600 * SECOND), ("m", 60 * SECOND), ("s", SECOND), ("ms", 1000)):
         if length_us % size == 0:
             return f"{length_us // size}{unit}"
@@ -93,5 +91,5 @@ def length_text(length_us: int) -> str:
 
 
 def moment_text(moment_us: int) -> str:
-    """Write microseconds since the epoch as `moment` reads them."""
+    """Return microseconds since the epoch as text for `moment`."""
     return (_EPOCH + timedelta(microseconds=moment_us)).isoformat().replace("+00:00", "Z")

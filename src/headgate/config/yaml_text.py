@@ -2,7 +2,7 @@
 
 Scalars are read as YAML 1.2 does: ``NO``, ``on``, ``1:30``, ``010`` and dates are text, and keys are always text: the
 user ``12345`` is "12345". Anchors, aliases and ``<<`` work. Refused, each with its place: duplicate keys, tags, a
-second document, and what is too large, too deep, or would become so when aliases are written out.
+second document, and data that is too large or too deep, also with all aliases expanded.
 
 The data comes from the stream of events: that is nine times as fast as PyYAML's nodes, and depth is checked on the way.
 """
@@ -10,22 +10,20 @@ The data comes from the stream of events: that is nine times as fast as PyYAML's
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from math import isfinite
 from os import PathLike, fspath
 from typing import Any, Final, NoReturn
 
 from headgate.config.problems import MOST, Finding, Findings, InvalidRules, Locator, Path, ProblemKind
-from headgate.core.errors import not_installed
 from headgate.core.numbers import short
 from headgate.files import FileTooLarge, UnreadableFile, content_of
+from headgate.messages import not_installed
 
 MAX_BYTES: Final = 50_000_000
 MAX_NODES: Final = 5_000_000
 """Values and keys of a file, with aliases written out; 100 000 rules have about 2 million."""
 MAX_DEPTH: Final = 20
 _SOURCE = 200
-"""So many characters of a line are shown."""
 _NOT_PRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _INT = re.compile(r"0|-?[1-9][0-9]{0,39}")
 _FLOAT = re.compile(r"-?(?=.{1,40}$)([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]{1,3})?")
@@ -53,16 +51,12 @@ _Places = dict[int, dict[str | int, tuple[int, int, int, int]]]
 
 
 class Document(Locator):
-    """The data of a text, and where it is written. Raises InvalidRules if it has none.
+    """The data of a YAML text, with the places of its values. Raises InvalidRules if there is none.
 
-    Args:
-        text: YAML.
-        name: of the file.
-        what: messages say that it is.
-        has_secrets: whether a line may have a key, or a password: what is wrong with the text is told without it then.
+    If its lines may have keys or passwords (`has_secrets`), problems of the text do not show them.
     """
 
-    __slots__ = ("_has_secrets", "_lines", "_places", "_text", "_until", "_what", "data")
+    __slots__ = ("_has_secrets", "_lines", "_places", "_text", "_what", "data")
 
     def __init__(self, text: str, name: str, what: str = "a file of rules", *, has_secrets: bool = False) -> None:
         super().__init__(name)
@@ -70,22 +64,18 @@ class Document(Locator):
         self._what = what
         self._lines: list[str] | None = None
         self._places: _Places | None = None
-        self._until: tuple[str | int, int] | None = None
-        self._check_text()
+        bad = _NOT_PRINTABLE.search(text.removeprefix("\ufeff"))
+        if bad:
+            position = bad.start() + text.startswith("\ufeff")
+            line = text.count("\n", 0, position)
+            column = position - text.rfind("\n", 0, position) - 1
+            self.stop(f"the character U+{ord(bad.group()):04X} cannot be in {what}", line, column)
+        if len(text) > MAX_BYTES or len(text.encode()) > MAX_BYTES:
+            self.stop(f"more than {MAX_BYTES:_} bytes: split the file", 0, 0)
         self.data: Any = self._build(None)
-        """What the text means."""
-
-    def expect(self, paths: Sequence[Path]) -> None:
-        """Take note of the paths that are going to be asked about: in one list, the text is read again only so far."""
-        is_in_list = len({path[:1] for path in paths}) == 1 and all(
-            len(path) > 1 and isinstance(path[1], int) for path in paths
-        )
-        until = (paths[0][0], max(int(path[1]) for path in paths)) if is_in_list else None
-        if until != self._until:
-            self._until, self._places = until, None
 
     def locate(self, path: Path, *, at_key: bool) -> tuple[int, int]:
-        """Return line and column of the value at `path`, or of its key; the text is read again to find out."""
+        """Return the line and column of a value, or of its key. The first call reads the text again."""
         if self._places is None:
             places: _Places = {}
             known, self.problems = self.problems, []
@@ -100,13 +90,13 @@ class Document(Locator):
         return place[:2] if at_key else place[2:]
 
     def source(self, line: int) -> str:
-        """Return that line of the text, not more than will fit on a screen."""
+        """Return the beginning of that line of the text."""
         if self._lines is None:
             self._lines = re.split("\r\n|[\n\r\x85\u2028\u2029]", self._text)
         return self._lines[line - 1][:_SOURCE] if 0 < line <= len(self._lines) else ""
 
     def note(self, message: str, line: int, column: int, hint: str = "") -> None:
-        """Note a problem of the text; line and column are counted from 0, as PyYAML does."""
+        """Add a problem of the text; line and column count from 0, as in PyYAML."""
         if len(self.problems) < MOST:
             source = "" if self._has_secrets else self.source(line + 1)
             self.problems.append(
@@ -114,27 +104,17 @@ class Document(Locator):
             )
 
     def stop(self, message: str, line: int, column: int, hint: str = "") -> NoReturn:
-        """Note a problem that makes all that follows meaningless."""
+        """Raise a problem after which the rest has no meaning."""
         self.note(message, line, column, hint)
         raise InvalidRules(self.problems)
-
-    def _check_text(self) -> None:
-        bad = _NOT_PRINTABLE.search(self._text.removeprefix("\ufeff"))
-        if bad:
-            position = bad.start() + self._text.startswith("\ufeff")
-            line = self._text.count("\n", 0, position) + 1
-            column = position - self._text.rfind("\n", 0, position)
-            self.stop(f"the character U+{ord(bad.group()):04X} cannot be in {self._what}", line - 1, column - 1)
-        if len(self._text) > MAX_BYTES or len(self._text.encode()) > MAX_BYTES:
-            self.stop(f"more than {MAX_BYTES:_} bytes: split the file", 0, 0)
 
     def _build(self, places: _Places | None) -> Any:
         yaml = yaml_module()
         try:
-            return _Builder(self, self._what, places, self._until).built(self._text)
+            return _Builder(self, self._what, places).build(self._text)
         except yaml.MarkedYAMLError as error:
-            told = f"{error.context or ''} {error.problem}"
-            hint = next((advice for sign, advice in _ADVICE.items() if sign in told), "")
+            message = f"{error.context or ''} {error.problem}"
+            hint = next((advice for part, advice in _ADVICE.items() if part in message), "")
             at_end = error.context_mark and "end of stream" in str(error.problem)
             mark = error.context_mark if at_end else error.problem_mark or error.context_mark
             line, column = (mark.line, mark.column) if mark else (0, 0)
@@ -142,35 +122,24 @@ class Document(Locator):
             if "\t" in written[: len(written) - len(written.lstrip())] or written[column : column + 1] == "\t":
                 hint = "A tab cannot indent: use spaces."
             self.stop(f"not YAML: {error.problem}", line, column, hint)
-        except yaml.YAMLError as error:  # the reader's; the text was checked, so none is known
+        except yaml.YAMLError as error:  # without a place: none is known, since the text was checked
             self.stop(f"not YAML: {error}", 0, 0)
 
 
 class _Builder:
-    """Makes data of the events of a text; notes what is wrong in the document and, if asked to, where everything is.
+    """Builds data from the events of a text, and collects the places of all values, if `places` is given."""
 
-    Args:
-        document: what is wrong is noted there.
-        what: messages say that it is.
-        places: takes where everything is, if given.
-        until: name and number: the text is read only until the list of that name has the item of that number.
-    """
+    __slots__ = ("_anchors", "_count", "_document", "_events", "_kinds", "_places", "_what")
 
-    __slots__ = ("_anchors", "_count", "_document", "_events", "_kinds", "_places", "_scalars", "_until", "_what")
-
-    def __init__(
-        self, document: Document, what: str, places: _Places | None, until: tuple[str | int, int] | None
-    ) -> None:
-        self._document, self._what, self._places, self._until = document, what, places, until
+    def __init__(self, document: Document, what: str, places: _Places | None) -> None:
+        self._document, self._what, self._places = document, what, places
         self._kinds = yaml_module().events
         self._events: Any = None
         self._anchors: dict[str, tuple[Any, int]] = {}
-        """By name: the value, and how many nodes it has."""
-        self._scalars: dict[str, Any] = dict(_WORDS)
-        """What scalars without quotes mean, as far as they were seen."""
+        """By name: the value, and its number of nodes."""
         self._count = 0
 
-    def built(self, text: str) -> Any:
+    def build(self, text: str) -> Any:
         """Return the data."""
         yaml, kinds = yaml_module(), self._kinds
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is in C, where there is a compiler
@@ -186,32 +155,25 @@ class _Builder:
                 data = self._value(event, 0)
         return data
 
-    def _value(self, event: Any, depth: int, key: object = None) -> Any:
-        """Return the value that begins with an event, in so many collections; in a mapping it is that of `key`."""
+    def _value(self, event: Any, depth: int) -> Any:
+        """Return the value that begins with an event."""
         kind, before = type(event), self._count
         if kind is self._kinds.AliasEvent:
-            return self._aliased(event)
+            return self._alias(event)
         self._begin(event, depth)
-        if self._count > MAX_NODES:
-            self._stop_at_count(event)
         if kind is self._kinds.ScalarEvent:
-            value = event.value
-            if event.implicit[0]:
-                try:
-                    value = self._scalars[value]
-                except KeyError:
-                    value = self._scalars[event.value] = resolved(event.value)
+            value = resolve_scalar(event.value) if event.implicit[0] else event.value
         elif kind is self._kinds.MappingStartEvent:
             value = self._mapping(event, depth + 1)
         else:
-            value = self._list(depth + 1, key)
+            value = self._list(depth + 1)
         if event.anchor:
             self._anchors[event.anchor] = value, self._count - before
         return value
 
     def _begin(self, event: Any, depth: int) -> None:
-        """Count a scalar or a collection, before anything of it is read."""
-        self._count += 1
+        """Count and check a scalar or a collection before it is read."""
+        self._add(1, event)
         is_scalar = type(event) is self._kinds.ScalarEvent
         if event.tag is not None and not (is_scalar and event.tag in _TEXT_TAGS):
             hint = "Remove it. A value that begins with ! needs quotes."
@@ -220,7 +182,7 @@ class _Builder:
         if depth >= MAX_DEPTH and not is_scalar:
             self._stop(f"nested more than {MAX_DEPTH} deep", event)
 
-    def _list(self, depth: int, key: object) -> list[Any]:
+    def _list(self, depth: int) -> list[Any]:
         held: list[Any] = []
         places = self._places_of(held)
         for event in self._events:
@@ -230,8 +192,6 @@ class _Builder:
                 mark = event.start_mark
                 places[len(held)] = (mark.line + 1, mark.column + 1) * 2
             held.append(self._value(event, depth))
-            if depth == 2 and self._until == (key, len(held) - 1):
-                self._events.close()  # every collection that is open ends here
         return held
 
     def _mapping(self, start: Any, depth: int) -> dict[str, Any]:
@@ -245,10 +205,10 @@ class _Builder:
             key, at = self._key(event, depth), event.start_mark
             is_again = key in lines
             if is_again:
-                message = f"the key {short(key)} is given twice, first on line {lines[key]}"
+                message = f"the key {short(key)} occurs twice, first on line {lines[key]}"
                 self._document.note(message, at.line, at.column)
             inner = next(self._events)
-            value, mark = self._value(inner, depth, key), inner.start_mark
+            value, mark = self._value(inner, depth), inner.start_mark
             if key is _MERGE:
                 merges.append((value, mark))
             elif not is_again:
@@ -257,8 +217,7 @@ class _Builder:
                     places[key] = (at.line + 1, at.column + 1, mark.line + 1, mark.column + 1)
         if merges:
             self._merge(held, merges, places)
-            if self._count > MAX_NODES:
-                self._stop_at_count(start)
+            self._add(0, start)
         return held
 
     def _places_of(self, held: object) -> dict[str | int, tuple[int, int, int, int]] | None:
@@ -270,7 +229,7 @@ class _Builder:
     def _key(self, event: Any, depth: int) -> Any:
         kind, key = type(event), None
         if kind is self._kinds.AliasEvent:
-            key = self._aliased(event)
+            key = self._alias(event)
         else:
             self._begin(event, depth)
             if kind is self._kinds.ScalarEvent:
@@ -283,19 +242,17 @@ class _Builder:
             self._stop("a key must be text", event)
         return key
 
-    def _aliased(self, event: Any) -> Any:
+    def _alias(self, event: Any) -> Any:
         if event.anchor not in self._anchors:
-            message = f"*{event.anchor} stands for nothing: no &{event.anchor} is complete above it"
+            message = f"*{event.anchor} is undefined: no &{event.anchor} is complete above it"
             near = Findings().near(event.anchor, self._anchors)
             self._stop(message, event, near or "A value that begins with * needs quotes.")
         value, size = self._anchors[event.anchor]
-        self._count += size
-        if self._count > MAX_NODES:
-            self._stop_at_count(event)
+        self._add(size, event)
         return value
 
     def _merge(self, held: dict[str, Any], merges: list[tuple[Any, Any]], places: dict[Any, Any] | None) -> None:
-        """Add what ``<<`` brings: keys that are not there yet."""
+        """Add the keys of ``<<`` that are not there yet."""
         for value, mark in merges:
             for source in value if isinstance(value, list) else [value]:
                 if not isinstance(source, dict):
@@ -308,15 +265,17 @@ class _Builder:
                         if places is not None and self._places is not None:
                             places[key] = self._places[id(source)][key]
 
-    def _stop_at_count(self, event: Any) -> NoReturn:
-        self._stop(f"more than {MAX_NODES:_} values, with aliases written out", event)
+    def _add(self, count: int, event: Any) -> None:
+        self._count += count
+        if self._count > MAX_NODES:
+            self._stop(f"more than {MAX_NODES:_} values, with aliases written out", event)
 
     def _stop(self, message: str, event: Any, hint: str = "") -> NoReturn:
         self._document.stop(message, event.start_mark.line, event.start_mark.column, hint)
 
 
-def resolved(plain: str) -> object:
-    """Return what a scalar without quotes means: a number if it is plainly one, else text."""
+def resolve_scalar(plain: str) -> object:
+    """Return the meaning of a scalar without quotes: a number if it is plainly one, else text."""
     if plain in _WORDS:
         return _WORDS[plain]
     if plain[0] not in "-.0123456789":
@@ -332,15 +291,14 @@ def text_of(path: str | PathLike[str]) -> str:
     """Return the text of a file. Raises InvalidRules if it cannot be read, is too large, or is not UTF-8."""
     name = fspath(path)
     try:
-        return decoded(content_of(path, MAX_BYTES), name)
-    except FileTooLarge as error:
-        raise InvalidRules([Finding(f"{error}: split the file", file=name, kind=ProblemKind.FILE)]) from None
+        return decode_text(content_of(path, MAX_BYTES), name)
     except UnreadableFile as error:
-        raise InvalidRules([Finding(str(error), file=name, kind=ProblemKind.FILE)]) from None
+        message = f"{error}: split the file" if isinstance(error, FileTooLarge) else str(error)
+        raise InvalidRules([Finding(message, file=name, kind=ProblemKind.FILE)]) from None
 
 
-def decoded(raw: bytes, name: str) -> str:
-    """Return the text of a file. Raises InvalidRules saying where it is not UTF-8."""
+def decode_text(raw: bytes, name: str) -> str:
+    """Return the text of a file. Raises InvalidRules with the place where it is not UTF-8."""
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -350,13 +308,12 @@ def decoded(raw: bytes, name: str) -> str:
         hint = "It looks like UTF-16: s" if raw[:2] in {b"\xff\xfe", b"\xfe\xff"} else "S"
         message = f"the byte 0x{raw[error.start]:02x} is not UTF-8"
         advice = f"{hint}ave the file as UTF-8."
-        raise InvalidRules(
-            [Finding(message, hint=advice, file=name, line=line, column=column, kind=ProblemKind.SYNTAX)],
-        ) from None
+        problem = Finding(message, "", advice, "", name, line, column, kind=ProblemKind.SYNTAX)
+        raise InvalidRules([problem]) from None
 
 
 def yaml_module() -> Any:
-    """Return PyYAML; only those who read YAML need it."""
+    """Return PyYAML, which is optional."""
     try:
         import yaml  # noqa: PLC0415
     except ImportError:

@@ -7,8 +7,9 @@ Laws of this package:
     Lua computes the same. Where exact fractions of a unit would leave them, coarser ones are counted, rounded in favour
     of the limit (`numbers.rate`, `Quota.rounding`). A quota that would break this is refused when built.
 3.  A limit is a pure function ``(state, cost, now) -> (state, decision)``, one per algorithm. Checking, peeking and
-    refunding are calls of that one function.
-4.  Never over-admit: in any interval the algorithm's published bound holds. Rounding favours the limit.
+    refunding are calls of that one function. (A fourth argument, `since`, is only for the refund of a charge.)
+4.  Never over-admit: in any interval the algorithm's bound holds, which is at the top of its file and published in
+    docs/algorithms.md. Rounding favours the limit.
 5.  A denied request takes nothing.
 6.  Answers are honest: waiting exactly ``retry_after_us`` with no other traffic admits the same request, and one
     microsecond less does not.
@@ -17,9 +18,8 @@ Laws of this package:
     under another.
 8.  Time never runs backwards for a key. A clock that falls behind a state by up to one window waits for it (GCRA,
     which keeps no other time than its TAT, counts the lag as debt); further behind, the state is pulled to the present
-    with all that was used still used. (A peek does not write that, so what it says of waiting holds from the next
-    check on.)
+    with all that was used still used. (A peek does not write that, so its waiting times hold from the next check on.)
 """
 
-# Decisions, quotas and errors name each other. In this order they can be imported, whichever is asked for first.
+# Decisions, quotas and errors name each other. In this order they can be imported, whichever comes first.
 from headgate.core import decision as decision

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from headgate.core.quota import Quota
 
 Kept = tuple[Any, ...]
-"""What a store keeps for a key: a tuple of integers (the log adds one list)."""
+"""What a store keeps for a key: a tuple of integers (the log adds one list). The third of a bucket is the limit that it
+was written under, which the store in memory reads."""
 State = Kept | None
 """None means nothing used."""
 
@@ -30,9 +31,8 @@ State = Kept | None
 class Transition(Protocol):
     """A limit: (state, cost, now) -> (state, decision).
 
-    The cost is at most the capacity; 0 looks, less gives back. With `since`, what is given back is a charge made at
-    that time, which is not after `now`, and not more than surely still counts of it: afterwards there is never more
-    left than had the charge not been made. In doubt the charge stays.
+    The cost is at most the capacity; 0 peeks, less refunds. With `since`, the refund is of a charge made at that time,
+    which is not after `now`, as far as it certainly still counts: afterwards no more is left than without the charge.
     """
 
     def __call__(self, state: State, cost: int, now: int, since: int | None = None, /) -> tuple[State, Decision]: ...
@@ -60,43 +60,28 @@ class Algorithm(StrEnum):
     @property
     def code(self) -> str:
         """Two to four letters, for keys, and for the name of its step in Lua."""
-        return _CODES[self]
+        return _ALGORITHMS[self][0]
 
     @property
     def is_bucket(self) -> bool:
-        """Does it refill gradually, and so take a burst?"""
+        """Whether it refills gradually, and so takes a burst."""
         return self in {Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET, Algorithm.GCRA}
 
 
-class _Module(Protocol):
-    """What each algorithm's file offers."""
-
-    def transition(self, quota: Quota, /) -> Transition: ...
-
-    def void_at(self, state: Kept, quota: Quota, /) -> int: ...
-
-
-_CODES = {
-    Algorithm.TOKEN_BUCKET: "tb",
-    Algorithm.LEAKY_BUCKET: "lb",
-    Algorithm.FIXED_WINDOW: "fw",
-    Algorithm.SLIDING_WINDOW_LOG: "swl",
-    Algorithm.SLIDING_WINDOW_COUNTER: "swc",
-    Algorithm.GCRA: "gcra",
+_ALGORITHMS = {
+    Algorithm.TOKEN_BUCKET: ("tb", token_bucket.transition, token_bucket.void_at),
+    Algorithm.LEAKY_BUCKET: ("lb", leaky_bucket.transition, leaky_bucket.void_at),
+    Algorithm.FIXED_WINDOW: ("fw", fixed_window.transition, fixed_window.void_at),
+    Algorithm.SLIDING_WINDOW_LOG: ("swl", sliding_window_log.transition, sliding_window_log.void_at),
+    Algorithm.SLIDING_WINDOW_COUNTER: ("swc", sliding_window_counter.transition, sliding_window_counter.void_at),
+    Algorithm.GCRA: ("gcra", gcra.transition, gcra.void_at),
 }
-_MODULES: dict[Algorithm, _Module] = {
-    Algorithm.TOKEN_BUCKET: token_bucket,
-    Algorithm.LEAKY_BUCKET: leaky_bucket,
-    Algorithm.FIXED_WINDOW: fixed_window,
-    Algorithm.SLIDING_WINDOW_LOG: sliding_window_log,
-    Algorithm.SLIDING_WINDOW_COUNTER: sliding_window_counter,
-    Algorithm.GCRA: gcra,
-}
+"""The code, the transition and the lifetime of each algorithm."""
 
 
 def transition(quota: Quota) -> Transition:
     """Compile the pure function of `quota`."""
-    return _MODULES[quota.algorithm].transition(quota)
+    return _ALGORITHMS[quota.algorithm][1](quota)
 
 
 def grain_us(quota: Quota) -> int:
@@ -114,4 +99,4 @@ def rounding(quota: Quota) -> Fraction:
 
 def void_at(state: State, quota: Quota) -> int:
     """Return the time in microseconds from which `state` means that nothing is used, so that it can be forgotten."""
-    return 0 if state is None else _MODULES[quota.algorithm].void_at(state, quota)
+    return 0 if state is None else _ALGORITHMS[quota.algorithm][2](state, quota)

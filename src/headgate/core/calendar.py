@@ -60,7 +60,7 @@ class Calendar:
     def __post_init__(self) -> None:
         derive = object.__setattr__  # the instance is frozen; these are parts of its construction
         if not isinstance(self.unit, str) or self.unit not in _UNITS:
-            raise InvalidQuota(f"the unit of a calendar is day, week, month or year, not {short(self.unit)}")
+            raise InvalidQuota(f"the unit of a calendar must be day, week, month or year, not {short(self.unit)}")
         derive(self, "_tz", _time_zone(self.zone))
         derive(self, "window_us", _UNITS[self.unit][0] * DAY_US)
         derive(self, "_known", (0, 0, 0))
@@ -110,7 +110,7 @@ class Calendar:
         return (moment - _EPOCH) // _MICROSECOND
 
     def _shows(self, day: date, moment: datetime) -> bool:
-        """Do the clocks show `day`, or a later one?"""
+        """Return whether the clocks show `day`, or a later one."""
         return moment.astimezone(self._tz).date() >= day
 
 

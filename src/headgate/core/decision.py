@@ -1,4 +1,4 @@
-"""The answer to a request."""
+"""The decision about a request."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
-    """Whether a request may pass, and all a caller wants to know besides.
+    """Whether a request may pass, and what is left.
 
     A decision is true when the request is allowed, so ``if limiter.check(key):`` reads as it should. Durations are
     kept in whole microseconds (`retry_after_us`) and offered in seconds (`retry_after`).
 
     For a plan of several limits the fields describe one of them: the limit that blocks longest when the request is
     refused, else the most restrictive one (smallest remaining / limit). `limit` is the size of that one, a number;
-    `limits` has a decision for each of them, also where there is only one, and `index` says which of those this is.
+    `limits` has a decision for each of them, also where there is only one, and `index` is the position of this one.
 
     A `msgspec.Struct` because one is made per request: it costs half of a named tuple and a third of a dataclass.
     """
 
     allowed: bool
-    """May the request pass?"""
+    """Whether the request may pass."""
     limit: int
     """The most that can pass at once: limit + burst of the quota."""
     remaining: int
-    """What is left now, after this request took its cost. Whole units, rounded down."""
+    """The units that are left after this request, rounded down."""
     retry_after_us: int
-    """Microseconds until the same request would pass if nobody else asked; 0 when allowed."""
+    """Microseconds until the same request would pass without other requests; 0 when allowed."""
     reset_after_us: int
-    """Microseconds until nothing counts as used any more if nobody asked."""
+    """Microseconds until nothing counts as used any more, without other requests."""
     state: Pressure
     """normal, warning or throttled."""
     quota: quotas.Quota
@@ -42,19 +42,19 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     delay_us: int = 0
     """Leaky bucket as a queue: microseconds until it is this request's turn."""
     taken: int = 0
-    """What it took: the cost of the request; 0 if that was refused, or only asked about."""
+    """What it took: the cost of the request; 0 if that was refused, or the call was a peek."""
     taken_at_us: int = 0
-    """When it took that, by the clock of the store, in microseconds since the epoch: by this a refund finds it."""
-    made_of: tuple[Decision, ...] = ()
-    """What `parts` returns."""
+    """When it took that, by the clock of the store, in microseconds since the epoch."""
+    parts: tuple[Decision, ...] = ()
+    """The decision of each limit, in the order of the plan; empty if there is only one."""
     degraded: str = ""
     """Why the store did not decide this, such as "storage_unavailable"; empty when it did. See `stores.failover`."""
     index: int = 0
     """Which of `limits` it describes."""
     shadow: tuple[Decision, ...] = ()
-    """What plans say that were only tried out, each on its own; see `headgate.core.plan.Call.shadow`."""
+    """The decisions of shadow plans; see `headgate.core.plan.Call.shadow`."""
     identity: bytes = b""
-    """Names what it took, from its first refund on: not a part of its value, so equal decisions may have others."""
+    """Of CHECK_ONCE: names what it took, the same in all answers to one request. It is not compared."""
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -68,7 +68,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     def __repr__(self) -> str:
         facts = ["allowed" if self.allowed else f"denied, retry_after={self.retry_after:g}"]
         facts += [f"remaining={self.remaining} of {self.limit}", f"reset_after={self.reset_after:g}", self.state]
-        facts += [f"delay={self.delay:g}"] * bool(self.delay_us) + [f"{len(self.parts)} limits"] * bool(self.made_of)
+        facts += [f"delay={self.delay:g}"] * bool(self.delay_us) + [f"{len(self.parts)} limits"] * bool(self.parts)
         facts += [f"degraded={self.degraded}"] * bool(self.degraded)
         return f"<Decision {str(self.quota)!r}: {', '.join(facts)}>"
 
@@ -88,62 +88,37 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         return self.delay_us / 1_000_000
 
     @property
-    def parts(self) -> tuple[Decision, ...]:
-        """The decision of each limit, in the order of the plan; empty if there is only one."""
-        return self.made_of
-
-    @property
     def limits(self) -> tuple[Decision, ...]:
         """The decision of each limit; for a single limit, this decision alone."""
         return self.parts or (self,)
 
     @property
     def used(self) -> int:
-        """What is taken of the limit now, rounded up."""
+        """The used units, rounded up."""
         return self.limit - self.remaining
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> Any:
-        """Tell Pydantic how a decision is written as JSON, so that a route of FastAPI may be ``-> Decision``."""
-        from pydantic_core import core_schema as schema  # noqa: PLC0415  only Pydantic calls this
-
-        types = {bool: schema.bool_schema(), int: schema.int_schema(), float: schema.float_schema()}
-        fields = {name: types.get(kind, schema.str_schema()) for name, kind in _SHOWN.items()}
-        part = schema.typed_dict_schema({name: schema.typed_dict_field(kind) for name, kind in fields.items()})
-        limits = schema.typed_dict_field(schema.list_schema(part))
-        answer = schema.typed_dict_schema({**part["fields"], "limits": limits})
-        shown = schema.plain_serializer_function_ser_schema(_shown, return_schema=answer)
-        return schema.is_instance_schema(cls, serialization=shown)
-
-
-_SHOWN = {
-    "allowed": bool,
-    "limit": int,
-    "remaining": int,
-    "retry_after": float,
-    "reset_after": float,
-    "delay": float,
-    "state": str,
-    "quota": str,
-    "degraded": str,
-}
-"""What is shown of a decision, and as what. Times are in seconds."""
-
-
-def _shown(decision: Decision) -> dict[str, Any]:
-    limits = [{name: kind(getattr(each, name)) for name, kind in _SHOWN.items()} for each in decision.limits]
-    return {name: kind(getattr(decision, name)) for name, kind in _SHOWN.items()} | {"limits": limits}
 
 
 def _fields(decision: Decision) -> tuple[Any, ...]:
-    """Return all that a decision says."""
+    """Return the values by which decisions are compared."""
     return msgspec.structs.astuple(decision)[:-1]
 
 
 def marked(decision: Decision, reason: str) -> Decision:
     """Return `decision` with the reason why the store did not make it, or not as it should be made."""
     parts = tuple([msgspec.structs.replace(part, degraded=reason) for part in decision.parts])
-    return msgspec.structs.replace(decision, made_of=parts, degraded=reason)
+    return msgspec.structs.replace(decision, parts=parts, degraded=reason)
+
+
+def refused(decision: Decision, retry_after_us: int) -> Decision:
+    """Return `decision` as a refusal."""
+    return msgspec.structs.replace(
+        decision, allowed=False, state=Pressure.THROTTLED, retry_after_us=retry_after_us, delay_us=0
+    )
+
+
+def exhausted(quota: quotas.Quota, wait_us: int = 0) -> Decision:
+    """Return the refusal of a limit that has nothing left until then."""
+    return Decision(False, quota.capacity, 0, wait_us, wait_us, Pressure.THROTTLED, quota)
 
 
 def held(outcome: tuple[State, Decision], lag_us: int) -> tuple[State, Decision]:
@@ -158,6 +133,6 @@ def held(outcome: tuple[State, Decision], lag_us: int) -> tuple[State, Decision]
     )
 
 
-# A quota is made of algorithms, which make decisions. So this comes last, and names the module: whoever is imported
+# A quota is made of algorithms, which make decisions. So this comes last, and names the module: whichever is imported
 # first, `typing.get_type_hints(Decision)` finds all types.
 from headgate.core import quota as quotas  # noqa: E402

@@ -1,4 +1,4 @@
-"""Every exception Headgate raises, split by who has to act.
+"""Every exception Headgate raises, split by who must act.
 
 ::
 
@@ -9,12 +9,12 @@
     │   ├── InvalidCost         cost is not a whole number in range
     │   │   └── CostTooLarge    cost is above the capacity: no wait would ever admit it
     │   ├── InvalidStore        a store address that names no known store
-    │   ├── InvalidRule         a rule, or a file of rules; says where
+    │   ├── InvalidRule         a rule, or a file of rules
     │   └── ...                 headgate.policy has InvalidRequest, headgate.web has errors of its own
     ├── StoreError              the store did not answer; an operator acts
-    │   ├── StoreUnavailable    surely nothing was done: asking again is safe
-    │   │   └── StoreBusy       the store is well, but could not take this question now
-    │   └── OutcomeUnknown      the question was sent, and perhaps acted on: it is never sent again by itself
+    │   ├── StoreUnavailable    nothing was done: a repetition is safe
+    │   │   └── StoreBusy       the store is healthy, but had no room for this call
+    │   └── OutcomeUnknown      the call was sent, and perhaps executed: it is never repeated automatically
     └── LimitExceeded           raised only on request, by ``guard``; carries the decision
 
 A refusal is not an error: ``check`` returns it as a `Decision`.
@@ -84,22 +84,22 @@ class StoreError(HeadgateError):
 
 
 class StoreUnavailable(StoreError):
-    """The store could not be asked, or refused to act; surely nothing was done."""
+    """The store could not be called, or refused the call; nothing was done."""
 
 
 class StoreBusy(StoreUnavailable):
-    """The store is well, but this question could not be taken: too many wait already, or its keys are on the move."""
+    """The store is healthy, but had no room for this call: too many are waiting, or its keys are moving."""
 
 
 class OutcomeUnknown(StoreError):
-    """The store was asked and did not answer; the cost may have been taken, or not.
+    """The store was called and did not answer; the cost may have been taken, or not.
 
     Attributes:
-        told_late: called with the call and the decision, if whoever catches the error sets it, and the answer comes
-            after all. It may be about some limits of the plan only.
+        on_late_answer: a handler that catches the error may set it; it is called with the call and the decision if the
+            answer arrives later. It may be about some limits of the plan only.
     """
 
-    told_late: Callable[..., object] | None = None
+    on_late_answer: Callable[..., object] | None = None
 
 
 class LimitExceeded(HeadgateError):
@@ -120,30 +120,3 @@ class LimitExceeded(HeadgateError):
 
 # Last, and as a module, since decisions are made of what raises these errors.
 from headgate.core import decision as decisions  # noqa: E402
-
-_PACKAGES = {
-    "backports": "backports.zstd",
-    "google": "protobuf",
-    "grpc": "grpcio",
-    "jwt": "pyjwt[crypto]",
-    "opentelemetry": "opentelemetry-exporter-otlp-proto-http",  # the others come with it
-    "yaml": "pyyaml",
-}
-"""Where pip knows a package by another name than the import does."""
-
-
-def not_installed(module: str | None, extra: str) -> str:
-    """Say what is missing, by the name that pip knows, and how to get it.
-
-    Args:
-        module: what could not be imported; None where that is not known.
-        extra: the extra of ours that has it and what goes with it.
-    """
-    everything = f"in a checkout of Headgate pip install '.[{extra}]'"
-    if module is None:
-        return f"something that is needed is not installed: {everything}"
-    name = module.partition(".")[0]
-    package = _PACKAGES.get(name, name)
-    quoted = f"'{package}'" if "[" in package else package
-    plain = package.partition("[")[0]
-    return f"{plain} is not installed: pip install {quoted}, or {everything} for all that goes with it"

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def transition(quota: Quota) -> Transition:
-    """Compile the pure function of a fixed window."""
     limit, window, calendar = quota.limit, quota.window_us, quota.calendar
     far = 2 * window if calendar is None else 2 * window + SHIFT_US
     (calm, _), judged = thresholds(quota), judge(quota)
@@ -66,6 +65,5 @@ def transition(quota: Quota) -> Transition:
 
 
 def void_at(state: Kept, _: Quota) -> int:
-    """Return the time from which `state` means that nothing is used."""
     end, used, _mark = state
     return int(end) if used else 0

@@ -7,9 +7,9 @@ Bound: at most capacity + floor(limit * t / window) units in any interval of t m
 demand never pauses, unless the quota must be rounded (see `Quota.rounding`).
 
 State: (tat, fraction, limit, capacity, mark). The interval is rarely a whole number of microseconds, so the TAT carries
-its fraction, in units of 1/gain. The state names the limit and the capacity that it was written under, by which alone
-a debt is told from a clock that fell behind. The mark is that of the token bucket, and so is what becomes of a state
-under another limit.
+its fraction, in units of 1/gain. The state names the limit and the capacity that it was written under, which
+distinguish a debt from a clock that fell behind. The mark, and what becomes of a state under another limit, are
+those of the token bucket.
 """
 
 from __future__ import annotations
@@ -43,14 +43,20 @@ def transition(quota: Quota) -> Transition:
         if state is None:
             debt = ahead = fraction = mark = 0
         else:
-            tat, fraction, written_under, kept, mark = state
+            tat, fraction, written_under, capacity_then, mark = state
             debt = ahead = tat - now
             if ahead < 0:
                 debt = ahead = fraction = 0
-            elif written_under != limit or kept != capacity or ahead > far or mark > warn_mark or mark < calm_mark:
+            elif (
+                written_under != limit
+                or capacity_then != capacity
+                or ahead > far
+                or mark > warn_mark
+                or mark < calm_mark
+            ):
                 return any_state(state, cost, now, since)
             elif not plain:
-                debt = ahead * gain + fraction if exact else _owed(counting, ahead, fraction)
+                debt = ahead * gain + fraction if exact else _debt_of(counting, ahead, fraction)
         if cost == 1:
             after = debt + unit
         else:
@@ -97,19 +103,19 @@ def transition(quota: Quota) -> Transition:
 
 
 def _any_state(quota: Quota) -> Callable[[Kept, int, int, int | None], tuple[State, Decision]]:
-    """Return the transition of any state by which something is owed, whatever limit it was written under."""
+    """Return the transition of any state with a debt, written under any limit."""
     limit, window, capacity = quota.limit, quota.window_us, quota.capacity
     fine = fineness(limit, window, capacity)
     counting = rate(limit, window, fine)
     judged = judge(quota)
 
     def step(state: Kept, cost: int, now: int, since: int | None) -> tuple[State, Decision]:
-        tat, fraction, written_under, kept, mark = state
+        tat, fraction, written_under, capacity_then, mark = state
         then = rate(written_under, window, mark >> 2)
-        if tat - now > _longest(then, kept, window):
-            tat, fraction = _full(then, kept, now)
-            state = tat, fraction, written_under, kept, mark
-        debt = _owed(then, tat - now, fraction)
+        if tat - now > _longest(then, capacity_then, window):
+            tat, fraction = _full(then, capacity_then, now)
+            state = tat, fraction, written_under, capacity_then, mark
+        debt = _debt_of(then, tat - now, fraction)
         carried = mark & 2 or (2 if debt and (written_under != limit or mark >> 2 != fine) else 0)
         if since is not None and carried:
             cost = 0
@@ -137,14 +143,14 @@ def _any_state(quota: Quota) -> Callable[[Kept, int, int, int | None], tuple[Sta
             return state, Decision(False, capacity, remaining, retry, reset, Pressure.THROTTLED, quota)
         marked, pressure = judged(mark & 1, remaining, cost)
         if cost < 0 or not debt:
-            state = tat, fraction, written_under, kept, mark - (mark & 1) + marked
+            state = tat, fraction, written_under, capacity_then, mark - (mark & 1) + marked
         return state, Decision(True, capacity, remaining, 0, reset, pressure, quota, 0, cost, now)
 
     return step
 
 
-def _owed(counting: Rate, ahead: int, fraction: int) -> int:
-    """Return what a key owes whose TAT is `ahead` microseconds away, in fractions of a unit, rounded up."""
+def _debt_of(counting: Rate, ahead: int, fraction: int) -> int:
+    """Return the debt of a key whose TAT is `ahead` microseconds away, in fractions of a unit, rounded up."""
     whole, rest = scaled(ahead, counting.gain, counting.per)
     return whole - -(rest + fraction) // counting.per
 
@@ -162,6 +168,5 @@ def _full(counting: Rate, capacity: int, now: int) -> tuple[int, int]:
 
 
 def void_at(state: Kept, _: Quota) -> int:
-    """Return the time from which `state` means that nothing is used."""
     tat, fraction, *_rest = state
     return int(tat + 1 if fraction else tat)

@@ -67,9 +67,9 @@ def parse(text: str) -> list[dict[str, Any]]:
         InvalidQuota: the text is not of that form; the message shows the place and the accepted forms.
     """
     if not isinstance(text, str):
-        raise InvalidQuota(f"a quota is text such as {EXAMPLES}, not {short(text)}")
+        raise InvalidQuota(f"a quota must be text such as {EXAMPLES}, not {short(text)}")
     if len(text) > MAX_TEXT:
-        raise InvalidQuota(f"a quota text has at most {MAX_TEXT} characters, not {len(text)}")
+        raise InvalidQuota(f"a quota text must have at most {MAX_TEXT} characters, not {len(text)}")
     return [_quota(part, text) for part in text.split(";")]
 
 
@@ -120,7 +120,7 @@ def _quota(text: str, whole_text: str) -> dict[str, Any]:
             option = {"algorithm": tokens.algorithm()}
         if option.keys() & found.keys():
             raise tokens.error(
-                f"{min(option)} is given twice" + " (capacity is another way to say it)" * ("burst" in option)
+                f"{min(option)} occurs twice" + " (capacity is an alternative form)" * ("burst" in option)
             )
         found |= option
     if "calendar" in found:

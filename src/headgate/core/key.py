@@ -1,8 +1,8 @@
 """Keys: which state belongs to which limit of which principal. Injective and bounded.
 
 A key has two parts. The *space* is ``name|shape``: the name of the limit (a rule's id) and what of its quota decides
-the meaning of the state (algorithm and window, not the limit: changing that keeps the state). The *principal* is who
-asks: the caller's text as it is, or, if that is long, its digest, as bytes. A name cannot contain ``|`` and text is
+the meaning of the state (algorithm and window, not the limit: changing that keeps the state). The *principal* is the
+caller: its text as it is, or, if that is long, its digest, as bytes. A name cannot contain ``|`` and text is
 never equal to bytes, so no choice of one part can imitate another.
 """
 
@@ -29,13 +29,13 @@ ONCE_US = 300_000_000
 """How long a store remembers the answer that goes with a token of `once_token`: 5 minutes, in microseconds."""
 Principal = str | bytes
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
-"""What the name of a limit is."""
+"""The form of the name of a limit."""
 
 
 def checked_name(name: object) -> str:
     """Return `name` if it can be the name of a limit, such as a rule's id."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidKey(f"a name has 1 to 64 of A-Z a-z 0-9 _ . : / -, unlike {name!r:.100}")
+        raise InvalidKey(f"a name must have 1 to 64 of A-Z a-z 0-9 _ . : / -, not {name!r:.100}")
     return name
 
 
@@ -61,10 +61,10 @@ def bounded(principal: str) -> Principal:
 
 
 def once_token(plan: Plan, cost: int, idempotency_key: object) -> bytes:
-    """Return the 16 bytes under which a store remembers its answer to this question, asked with this idempotency key.
+    """Return the 16 bytes under which a store remembers its answer to a request with this idempotency key.
 
-    They tell apart the limits of the plan (not how high they are), who asks, the cost and the key: the parts are
-    hashed each with its length before it. Raises InvalidKey.
+    They depend on the limits of the plan (not on their size), the principal, the cost and the key: each part is hashed
+    with its length before it. Raises InvalidKey.
     """
     parts = [f"{cost}", checked_once(idempotency_key)]
     for limit in plan:
@@ -74,8 +74,8 @@ def once_token(plan: Plan, cost: int, idempotency_key: object) -> bytes:
 
 
 def digest_of(texts: Iterable[str]) -> bytes:
-    """Return 16 bytes that tell these texts, in this order, from all others."""
-    parts = [text.encode() for text in texts]
+    """Return a digest of these texts, in this order; lone surrogates are accepted."""
+    parts = [text.encode(errors="surrogatepass") for text in texts]
     return blake2b(b"".join([b"%d:%b" % (len(part), part) for part in parts]), digest_size=16).digest()
 
 
@@ -86,9 +86,11 @@ def checked_once(idempotency_key: object) -> str:
 
 def _checked_text(what: str, example: str, text: object, longest: int) -> str:
     if not isinstance(text, str):
-        raise InvalidKey(f"{what} is text, such as {example!r}, not {type(text).__name__}: decode or format it first")
+        raise InvalidKey(
+            f"{what} must be text, such as {example!r}, not {type(text).__name__}: decode or format it first"
+        )
     if not 0 < len(text) <= longest:
-        raise InvalidKey(f"{what} has 1 to {longest} characters, not {len(text)}")
+        raise InvalidKey(f"{what} must have 1 to {longest} characters, not {len(text)}")
     if not text.isascii():
         try:
             text.encode()

@@ -1,4 +1,4 @@
-"""What to answer when the store does not."""
+"""How to decide while the store is unavailable."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """What to answer when the store does not."""
-
     LOCAL = "local"
     """This node decides, with its share of each limit."""
     ALLOW = "allow"

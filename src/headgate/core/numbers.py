@@ -15,7 +15,7 @@ _YEAR_US = 365 * 24 * 3600 * 1_000_000
 
 
 def whole(name: str, value: object, low: int, high: int, error: type[UsageError]) -> int:
-    """Return `value` if it is an int from `low` to `high`, else raise `error` saying what is accepted.
+    """Return `value` if it is an int from `low` to `high`, else raise `error` with the accepted range.
 
     A bool is not a number here, and a float is refused even when it is whole: 1e3 is usually a mistake for a count.
     """
@@ -29,22 +29,12 @@ def short(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # an int of thousands of digits
-        return "a number that long"
+        return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
 
 
-def printable(text: str, longest: int = 0) -> str:
-    """Return untrusted text as it may stand in a line: control characters are escaped, and what is too long is cut."""
-    if 0 < longest < len(text):
-        end = f"... ({len(text)} characters)"
-        text = text[: longest - len(end)] + end
-    if text.isprintable():
-        return text
-    return "".join([each if each.isprintable() else each.encode("unicode_escape").decode() for each in text])
-
-
 class Rate(NamedTuple):
-    """How a bucket counts: in fractions, of which `unit` make one unit of cost, and `gain` come back in `per` us.
+    """The fractions in which a bucket counts: `unit` make one unit of cost, and `gain` come back in `per` us.
 
     Where it can be exact, `per` is 1: gain / unit is limit / window in lowest terms. Elsewhere the fractions are powers
     of two, `per` is the window, and what has come back is rounded down to a fraction.
@@ -53,7 +43,7 @@ class Rate(NamedTuple):
     gain: int
     """Fractions that come back in `per` microseconds. 0 for a one-off allowance."""
     per: int
-    """Microseconds. For a one-off allowance, after how many without use all of it comes back."""
+    """Microseconds. For a one-off allowance, the time without use after which all of it comes back."""
     unit: int
     """Fractions in one unit of cost."""
 
@@ -65,9 +55,9 @@ class Rate(NamedTuple):
         return used - back if back < used else 0
 
     def wait(self, fractions: int) -> int:
-        """Return after how many microseconds that many fractions have come back. Of a one-off allowance, all at once.
+        """Return the microseconds until `fractions` have come back; of a one-off allowance, all at once.
 
-        It is counted from when that much was used: what is left later is rounded up, and would take too long.
+        The time counts from the use itself: a later remainder is rounded up, and would take too long.
         """
         if not self.gain:
             return self.per if fractions else 0
@@ -105,7 +95,7 @@ def fineness(limit: int, window_us: int, capacity: int) -> int:
     most = max(limit, capacity)
     if most > _COARSE:
         raise InvalidQuota(
-            f"{limit} per {window_us} us with a capacity of {capacity} cannot be counted: up to {_COARSE} can",
+            f"{limit} per {window_us} us with a capacity of {capacity} cannot be counted: use at most {_COARSE}",
             fields=("burst", "limit"),
         )
     if capacity * window_us > EXACT * limit:

@@ -39,37 +39,39 @@ States = Sequence[State]
 
 
 class Verb(Enum):
-    """What a store may be asked to do."""
+    """What a store does in one call."""
 
     CHECK = "check"
     """Take its cost from each limit of the plan if all admit theirs, else from none."""
     CHECK_ONCE = "check_once"
-    """Check, but only once: asked with the same token again, give the first answer again, and take nothing.
+    """Check, but only once: another call with the same token gets the first answer, and takes nothing.
 
     An admission is remembered for 5 minutes (`headgate.core.key.ONCE_US`), exactly as it was, whatever happens to the
-    limits meanwhile, by the same atomic step that takes the cost. A refusal took nothing and is not remembered: who
-    waited as long as it says is admitted. (Where a limit was changed in between, the answer may name the new limit.)"""
+    limits meanwhile, by the same atomic step that takes the cost. A refusal took nothing and is not remembered: after
+    its `retry_after` the request is admitted. (If a limit was changed meanwhile, the answer may name the new limit.)"""
     PEEK = "peek"
-    """Say what a check would answer; take nothing. `remaining` is what there is now."""
+    """Return what a check would decide; take nothing. `remaining` is the current remainder."""
     REFUND = "refund"
-    """Give the cost back to all limits, and never more than is counted as used; says what is left then. With a charge
-    it is what that took, as far as it surely still counts; without, it comes off the newest use, whatever that was."""
+    """Refund the cost to all limits, never more than their usage; returns the remainder. With a charge, what that took
+    is refunded, as far as it surely still counts; without, the newest usage."""
     RESET = "reset"
-    """Forget all that was used; says what is left then."""
+    """Forget all usage; returns the remainder."""
+
+    __hash__ = object.__hash__  # that of Enum is a function in Python
 
 
-_PEEK, _REFUND, _RESET = Verb.PEEK, Verb.REFUND, Verb.RESET  # to find one in its class takes longer than to compare it
+_PEEK, _REFUND, _RESET = Verb.PEEK, Verb.REFUND, Verb.RESET  # a global is found faster than an enum member
 
 
 class Charge(NamedTuple):
-    """What a refund gives back, if it names it: what one check of the same plan took."""
+    """The charge that a refund names: what one check of the same plan took."""
 
     taken_at: tuple[int, ...]
     """When, for each limit of the plan: `Decision.taken_at_us`."""
     degraded: str = ""
-    """Who has it: empty for the store, else why that did not decide."""
+    """Where it counts: empty for the store, else why that did not decide."""
     until: int = 0
-    """From when on it surely does not count any more, so that nothing is given back; 0 for no such time."""
+    """The time from which it surely no longer counts, so that nothing is refunded; 0: none."""
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -84,16 +86,16 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     """Units of each limit, as `checked_cost` has checked them; RESET has none."""
     token: bytes = b""
     """Of CHECK_ONCE: names the request, such as that of `headgate.core.key.once_token` for a plan and cost. Of REFUND:
-    names the charge, which acts once: asked with the same token again, the store gives the first answer again, and
-    gives nothing back."""
+    names the charge, which is refunded once: another call with the same token gets the first answer, and refunds
+    nothing."""
     charge: Charge | None = None
     """Of REFUND, if it names one."""
     shadow: tuple[Plan, ...] = ()
     """Of CHECK and PEEK: plans that are only tried out, in the same step. If the call's own plan passes, or is empty,
-    each of them does on its own what the verb says; else it is only looked at."""
+    the verb applies to each of them on its own; else they are peeked at."""
     caller: Principal = ""
-    """Of CHECK_ONCE: whose record it is, if not that of the first limit. With the same token and other limits, an
-    admission is answered that names what these have, and takes nothing."""
+    """Of CHECK_ONCE: the owner of the record, if not the principal of the first limit. With the same token and other
+    limits, the answer is an admission with what these have, which takes nothing."""
     costs: tuple[int, ...] = ()
     """Units of each limit where they differ (see `call_of`); shadow plans have `cost`."""
 
@@ -110,7 +112,7 @@ def costs_of(call: Call) -> tuple[int, ...]:
 
 
 def refund_of(plan: Plan, decision: Decision, token: bytes = b"") -> Call:
-    """Return the call that gives back what a decision about `plan` took; one that just looks, if it took nothing."""
+    """Return the call that refunds what a decision about `plan` took; a peek if it took nothing."""
     if not decision.taken:
         return Call(Verb.PEEK, plan, 1)
     until = max([counts_until(part) for part in decision.limits]) if token else 0
@@ -120,23 +122,23 @@ def refund_of(plan: Plan, decision: Decision, token: bytes = b"") -> Call:
 
 
 def counts_until(part: Decision) -> int:
-    """Return from when on nothing of what a decision of one limit took surely counts: when it alone is void."""
+    """Return the time from which nothing of what a decision of one limit took counts: when it alone is void."""
     state, _ = part.quota.step(None, part.taken, part.taken_at_us)
     return void_at(state, part.quota)
 
 
 def replayed(plan: Plan, states: States, now: int) -> Decision:
-    """Return the admission of a request that other limits admitted before: what these have. Nothing is taken."""
+    """Return the admission of a request that other limits admitted before, with what these have; it takes nothing."""
     return combine([limit.quota.step(state, 0, now)[1] for limit, state in zip(plan, states, strict=True)])
 
 
-def places_of(plan: Plan) -> int:
-    """Return a number that tells the keys of a plan from those of others, in this process."""
+def hash_of(plan: Plan) -> int:
+    """Return a hash of the keys of a plan, for this process."""
     return hash(tuple([(limit.space, limit.principal) for limit in plan]))
 
 
 def part_of(call: Call, places: Sequence[int]) -> Call:
-    """Return a call about the limits at those places of its plan alone; its shadow plans stay with it."""
+    """Return a call about some limits of its plan, by place; its shadow plans stay with it."""
     charge = call.charge
     if charge is not None:
         charge = charge._replace(taken_at=tuple([charge.taken_at[place] for place in places]))
@@ -156,7 +158,7 @@ class Family:
         quotas: one or more. No two may have the same algorithm and window, since they would count in one place.
     """
 
-    __slots__ = ("_places", "quotas", "spaces")
+    __slots__ = ("_most", "_places", "quotas", "spaces")
 
     def __init__(self, name: str, quotas: Sequence[Quota]) -> None:
         self.quotas = tuple(quotas)
@@ -167,6 +169,7 @@ class Family:
         if len(set(self.spaces)) < len(self.spaces):
             texts = "; ".join(map(str, self.quotas))
             raise InvalidQuota(f"two of the quotas {texts!r} have the same algorithm and window: keep the stricter one")
+        self._most = min(MAX_COST, *[quota.capacity for quota in self.quotas])
 
     def plan(self, key: str) -> Plan:
         """Return the plan of a caller's key. Raises InvalidKey."""
@@ -176,7 +179,7 @@ class Family:
 
     def checked_cost(self, cost: object) -> int:
         """Return `cost` if it is a whole number that every limit could ever admit."""
-        return checked_cost(cost, self.quotas)
+        return cost if type(cost) is int and 0 < cost <= self._most else checked_cost(cost, self.quotas)
 
 
 def checked_cost(cost: object, quotas: Sequence[Quota]) -> int:
@@ -189,93 +192,80 @@ def checked_cost(cost: object, quotas: Sequence[Quota]) -> int:
 
 
 def too_large(cost: int, quota: Quota) -> str:
-    """Say that a quota could never admit a cost."""
+    """Return the message for a cost that a quota could never admit."""
     return f"cost {cost} is above the capacity of {quota}, {quota.capacity}: it could never pass"
 
 
 def decide(call: Call, states: States, now: int) -> tuple[States, Decision]:
-    """Run a call: the states of its plan in, those after it and the answer out.
+    """Run a call: returns the states of its plan after it, and the decision.
 
-    Shadow plans are calls of their own, made after it (see `shadow_calls`). Who remembers the answers of CHECK_ONCE
-    looks there first.
+    Shadow plans are calls of their own, made after it (see `shadow_calls`). A store looks for a remembered answer to
+    CHECK_ONCE first.
     """
     quotas, verb, costs = [limit.quota for limit in call.plan], call.verb, costs_of(call)
     if verb is _PEEK:
-        return states, look(quotas, states, costs, now)[1]
+        return states, peek(quotas, states, costs, now)[1]
     if verb is _REFUND:
         return _refund(quotas, states, call, now)
     if verb is _RESET:
         nothing: States = [None] * len(quotas)
-        return nothing, look(quotas, nothing, costs, now)[1]
+        return nothing, peek(quotas, nothing, costs, now)[1]
     return check(quotas, states, costs, now)
 
 
 def check(quotas: Sequence[Quota], states: States, costs: Sequence[int], now: int) -> tuple[States, Decision]:
     """Take its cost from every limit if all of them admit it, else from none.
 
-    If one refuses, the others say what they have now, or that they refuse as well; the states that come back are those
-    that went in, unless a limit that refuses had to mend its own (see law 8 of this package).
+    If one refuses, the decisions of the others are those of a peek. The states stay as they are, unless a limit that
+    refuses had to mend its own (see law 8 of this package).
     """
-    if not quotas:
-        return states, _NO_LIMITS
     new: list[State] = []
     parts: list[Decision] = []
     limits = enumerate(quotas)
-    index, remaining, size, delay = 0, 1, 0, 0  # what `combine` finds, found on the way
     for place, quota in limits:
         state, part = quota.step(states[place], costs[place], now)
         parts.append(part)
         if not part.allowed:
             break
         new.append(state)
-        if part.remaining * size < remaining * part.limit:
-            index, remaining, size = place, part.remaining, part.limit
-        if part.delay_us > delay:
-            delay = part.delay_us
     else:
-        return new, _joint(parts, index, delay)
-    after, index, retry = _mended(states, place, state), place, part.retry_after_us
+        return new, combine(parts)
     for earlier in range(place):
         _, parts[earlier] = quotas[earlier].step(states[earlier], 0, now)
-    for place, quota in limits:
-        state, part = _looked_at(quota, states[place], costs[place], now)
-        if not part.allowed:
-            after = _mended(after, place, state)
-            if part.retry_after_us > retry:
-                index, retry = place, part.retry_after_us
-        parts.append(part)
-    return after, _joint(parts, index)
-
-
-def look(quotas: Sequence[Quota], states: States, costs: Sequence[int], now: int) -> tuple[States, Decision]:
-    """Ask every limit what it has now, and whether it would admit its cost; nothing is taken.
-
-    The states that come back are as in `check`.
-    """
-    after, parts = states, []
-    for place, quota in enumerate(quotas):
-        state, part = _looked_at(quota, states[place], costs[place], now)
-        after = _mended(after, place, state)
+    after = _with_state(states, place, state)
+    for later, quota in limits:
+        state, part = _peek_limit(quota, states[later], costs[later], now)
+        after = _with_state(after, later, state)
         parts.append(part)
     return after, combine(parts)
 
 
-def _looked_at(quota: Quota, state: State, cost: int, now: int) -> tuple[State, Decision]:
+def peek(quotas: Sequence[Quota], states: States, costs: Sequence[int], now: int) -> tuple[States, Decision]:
+    """Return what every limit has now, and whether it would admit its cost; the states are as in `check`."""
+    after, parts = states, []
+    for place, quota in enumerate(quotas):
+        state, part = _peek_limit(quota, states[place], costs[place], now)
+        after = _with_state(after, place, state)
+        parts.append(part)
+    return after, combine(parts)
+
+
+def _peek_limit(quota: Quota, state: State, cost: int, now: int) -> tuple[State, Decision]:
     """Return what one limit has now, or its refusal; and the state, which only a refusal mends."""
     _, decision = quota.step(state, 0, now)
     return (state, decision) if decision.remaining >= cost else quota.step(state, cost, now)
 
 
-def _mended(states: States, place: int, state: State) -> States:
+def _with_state(states: States, place: int, state: State) -> States:
     """Return the states with another one at a place, if it is another."""
     return states if state is states[place] else [*states[:place], state, *states[place + 1 :]]
 
 
 def _refund(quotas: Sequence[Quota], states: States, call: Call, now: int) -> tuple[States, Decision]:
-    """Give the cost back to every limit.
+    """Refund the cost to every limit.
 
-    What a charge took is given back as far as it surely still counts: no traffic is let through that would not have
-    passed without the charge. A clock that has fallen behind the charge gives nothing back.
+    What a charge took is refunded as far as it surely still counts: no traffic is let through that would not have
+    passed without the charge. Nothing is refunded while the clock is behind the charge.
     """
     charge = call.charge
     since = min(charge.taken_at) if charge is not None else None
@@ -285,55 +275,45 @@ def _refund(quotas: Sequence[Quota], states: States, call: Call, now: int) -> tu
     decisions = []
     for quota, state, cost in zip(quotas, states, costs_of(call), strict=True):
         new, decision = quota.step(state, -cost, now, since)
-        after.append(state and new)  # nothing comes of nothing
+        after.append(state and new)  # a limit without use stays so
         decisions.append(msgspec.structs.replace(decision, taken=0))
     return after, combine(decisions)
 
 
 def combine(decisions: Sequence[Decision]) -> Decision:
-    """Return what limits say together: they admit what all of them admit.
+    """Return the joint decision of limits: they admit what all of them admit.
 
-    It describes the one that blocks longest where one refuses, else the most restrictive one (smallest remaining /
-    limit); the first of several. Of no limits, it is an admission whose numbers mean nothing.
+    It describes the one that blocks longest if one refuses, else the most restrictive one (smallest remaining / limit);
+    the first of several. Without limits, it is an admission whose numbers mean nothing.
     """
     if len(decisions) == 1:
         return decisions[0]
     if not decisions:
         return _NO_LIMITS
-    told, index, delay, degraded = decisions[0], 0, 0, ""
-    allowed, remaining, limit, retry = told.allowed, told.remaining, told.limit, told.retry_after_us
+    shown, index, delay, degraded = decisions[0], 0, 0, ""
     for place, decision in enumerate(decisions):
         if decision.allowed:
-            tells_more = allowed and decision.remaining * limit < remaining * decision.limit
+            is_tighter = shown.allowed and decision.remaining * shown.limit < shown.remaining * decision.limit
         else:
-            tells_more = allowed or decision.retry_after_us > retry
-        if tells_more:
-            index, allowed, limit = place, decision.allowed, decision.limit
-            remaining, retry = decision.remaining, decision.retry_after_us
+            is_tighter = shown.allowed or decision.retry_after_us > shown.retry_after_us
+        if is_tighter:
+            shown, index = decision, place
         if decision.delay_us > delay:
             delay = decision.delay_us
         if decision.degraded and not degraded:
             degraded = decision.degraded
-    return _joint(decisions, index, delay if allowed else 0, degraded)
-
-
-def _joint(parts: Sequence[Decision], index: int, delay: int = 0, degraded: str = "") -> Decision:
-    """Return the decision of limits with these `parts` that describes one of them."""
-    told = parts[index]
-    if len(parts) == 1:
-        return told
     return Decision(
-        told.allowed,
-        told.limit,
-        told.remaining,
-        told.retry_after_us,
-        told.reset_after_us,
-        told.state,
-        told.quota,
-        delay,
-        told.taken,
-        told.taken_at_us,
-        tuple(parts),
+        shown.allowed,
+        shown.limit,
+        shown.remaining,
+        shown.retry_after_us,
+        shown.reset_after_us,
+        shown.state,
+        shown.quota,
+        delay if shown.allowed else 0,
+        shown.taken,
+        shown.taken_at_us,
+        tuple(decisions),
         degraded,
         index,
     )
@@ -351,7 +331,7 @@ def shadow_calls(call: Call, decision: Decision) -> list[Call]:
 def shadowed(call: Call) -> Generator[Call, Decision, Decision]:
     """Return the flow that makes a call, and then one for each of its shadow plans; see `headgate.flows`."""
     decision = (yield msgspec.structs.replace(call, shadow=())) if call.plan else combine(())
-    told: tuple[Decision, ...] = ()
+    tried: tuple[Decision, ...] = ()
     for each in shadow_calls(call, decision):
-        told += ((yield each),)
-    return msgspec.structs.replace(decision, shadow=told)
+        tried += ((yield each),)
+    return msgspec.structs.replace(decision, shadow=tried)

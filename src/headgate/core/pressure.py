@@ -30,7 +30,7 @@ class Pressure(StrEnum):
 
 
 def thresholds(quota: Quota) -> tuple[int, int]:
-    """Return the units that must remain for a key to be calm, and those below which it is warned."""
+    """Return the remaining units from which on a key is normal, and those below which it is in warning."""
     calm = quota.capacity * (100 - quota.calm_percent) // 100 + 1
     warn = -(-quota.capacity * (100 - quota.warn_percent) // 100)
     return calm, warn
@@ -39,8 +39,8 @@ def thresholds(quota: Quota) -> tuple[int, int]:
 def judge(quota: Quota) -> Judge:
     """Return the function (mark, remaining, cost) -> (mark, pressure).
 
-    Above the calm threshold the mark is 0 and the key is normal, and the algorithms need not ask; the quickest of them
-    know as much of what is below the warning threshold.
+    Above the calm threshold the mark is 0 and the key is normal: the algorithms skip the call there, and the fastest of
+    them below the warning threshold as well.
     """
     calm, warn = thresholds(quota)
 

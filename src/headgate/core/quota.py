@@ -19,7 +19,7 @@ MAX_WINDOW_US = 3660 * 24 * 3600 * SECOND
 ONE_OFF_WINDOW_US = 365 * 24 * 3600 * SECOND
 MAX_REPLICAS = 100
 MOST_REFILLS = 1000
-"""A bucket may fill so many times in a second, but no more: what it would limit is a typo, not a rate."""
+"""The most times that a bucket may fill in a second: a faster rate is a typo."""
 _RATE = re.compile(r"-?[0-9.]{1,40}(e[+-]?[0-9]{1,3}|/[0-9]{1,40})?", re.IGNORECASE)
 
 
@@ -57,8 +57,8 @@ class Quota:
     """Whether the capacity was given rather than the burst, so that it stays when a tier or an override changes the
     limit. It decides nothing else."""
     replicas: int = field(default=0, repr=False)
-    """How many replicas of a store must have what an answer took, or else the answer says that they have not. A store
-    without replicas, such as that in memory, leaves it at that."""
+    """How many replicas of a store must have the writes of a decision; otherwise the decision is degraded. Stores
+    without replicas, such as that in memory, ignore it."""
 
     capacity: int = field(init=False, repr=False, compare=False)
     """limit + burst: the most that can pass at once."""
@@ -66,13 +66,14 @@ class Quota:
     """What of the quota decides the meaning of its state, and so belongs in the key: algorithm and window."""
     grain_us: int = field(init=False, repr=False, compare=False)
     """Microseconds in which time is counted: 1, except in a sliding_window_counter of a long window or a large limit,
-    where the overlap with the previous window is rounded up to so many."""
+    where the overlap with the previous window is rounded up to this grain."""
     rounding: Fraction = field(init=False, repr=False, compare=False)
     """The most by which an admission is rounded up, in units: 0 where all is exact. Bucket algorithms whose fractions
     would leave 53 bits round up to a small fraction of one unit, at most 1/262144 for limits up to 10^9. The first
     admission after a change of the limit rounds up what it carries over as well, by less than one unit."""
     step: Transition = field(init=False, repr=False, compare=False)
     """The limit itself: the pure function (state, cost, now) -> (state, decision)."""
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         derive = object.__setattr__  # the instance is frozen; these are parts of its construction
@@ -85,6 +86,7 @@ class Quota:
         derive(self, "grain_us", algorithms.grain_us(self))
         derive(self, "rounding", algorithms.rounding(self))
         derive(self, "step", algorithms.transition(self))
+        derive(self, "_hash", hash((self.shape, self.limit, self.burst, self.refill_every_us, self.warn_percent)))
 
     @classmethod
     def parse(cls, text: str) -> tuple[Self, ...]:
@@ -130,8 +132,8 @@ class Quota:
     ) -> Self:
         """A bucket (token_bucket, leaky_bucket or gcra) by its size and its refill in units per second.
 
-        Decimal numbers are taken as written: 0.1 means one token in ten seconds exactly. A number with so many digits
-        that its window would be too long is rounded down, by less than 10^-8 of it.
+        Decimal numbers are taken as written: 0.1 means one token in ten seconds exactly. A number with
+        too many digits for the longest window is rounded down, by less than 10^-8 of it.
         """
         whole("capacity", capacity, 1, EXACT, InvalidQuota)
         whole("min_refill_interval_ms", min_refill_interval_ms, 0, EXACT // 1000, InvalidQuota)
@@ -166,6 +168,9 @@ class Quota:
             message = f"a bucket of {capacity} with a refill_rate of {refill_rate}: {error}"
             fields = error.fields if "queue" in error.fields else ("refill_rate",)
             raise InvalidQuota(message, fields=fields) from None
+
+    def __hash__(self) -> int:
+        return self._hash  # computed once: quotas are the keys of caches
 
     def __str__(self) -> str:
         from headgate.core.grammar import render  # noqa: PLC0415  the grammar knows the text form
@@ -209,7 +214,7 @@ class Quota:
         if self.calendar is None:
             return
         if self.algorithm is not Algorithm.FIXED_WINDOW:
-            raise InvalidQuota(f"only fixed_window counts by a calendar, not {self.algorithm}")
+            raise InvalidQuota(f"only fixed_window counts by a calendar, not {self.algorithm}", fields=("algorithm",))
         if self.window_us != _calendar(self.calendar).window_us:
             raise InvalidQuota(
                 f"the windows are those of the calendar ({self.calendar}): leave window_us as it is, "
@@ -241,7 +246,7 @@ def _rate(value: object) -> Fraction:
 def _countable(rate: Fraction) -> Fraction:
     """Return the highest rate up to `rate` whose window is not too long, preferably in few seconds.
 
-    A fraction of few seconds that a float does not tell from `rate` is what was meant: 50/3 by 16.666666666666668.
+    A fraction of few seconds that equals `rate` as a float is what was meant: 50/3 for 16.666666666666668.
     """
     longest = max(1, min(MAX_WINDOW_US // SECOND, (1 << 49) // ceil(rate)))
     if rate.denominator <= longest:

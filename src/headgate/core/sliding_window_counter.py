@@ -28,7 +28,6 @@ FINEST = 100_000_000
 
 
 def transition(quota: Quota) -> Transition:
-    """Compile the pure function of a sliding window counter."""
     limit, window = quota.limit, quota.window_us
     grain, grains = grains_of(quota)
     round_up = grain - 1
@@ -95,7 +94,7 @@ def transition(quota: Quota) -> Transition:
         return state, Decision(False, limit, remaining, retry, reset, throttled, quota)
 
     def spare(current: int, previous: int, overlap: int) -> int:
-        """Return what there is left, in grains of units."""
+        """Return the remainder, in grains of units."""
         room = full - current * grains - previous * overlap
         return max(0, room)
 
@@ -103,7 +102,6 @@ def transition(quota: Quota) -> Transition:
 
 
 def void_at(state: Kept, quota: Quota) -> int:
-    """Return the time from which `state` means that nothing is used."""
     end, current, previous, _mark = state
     if current:
         return int(end + quota.window_us)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def transition(quota: Quota) -> Transition:
-    """Compile the pure function of a sliding window log."""
     limit, window = quota.limit, quota.window_us
     (calm, _), judged = thresholds(quota), judge(quota)
     normal, throttled = Pressure.NORMAL, Pressure.THROTTLED
@@ -69,25 +68,16 @@ def transition(quota: Quota) -> Transition:
                 mark, pressure = judged(mark, remaining, cost)
             after_state = (entries, first, size, after, now, newest, mark)
             return after_state, Decision(True, limit, remaining, 0, window, pressure, quota, 0, cost, now)
-        if not cost:
-            remaining = limit - used if limit > used else 0
-            if remaining >= calm:
-                mark, pressure = 0, normal
-            else:
-                mark, pressure = judged(mark, remaining, cost)
-            reset = stamp + window - now if used else 0
-            after_state = (entries, first, size, used, stamp, newest, mark)
-            return after_state, Decision(True, limit, remaining, 0, reset, pressure, quota, 0, cost, now)
-        if cost < 0:
-            if since is not None and since != stamp:
-                entries, first, size, after = _taken_out(entries, first, size, used, since, -cost)
-            else:
+        if cost <= 0:
+            if cost < 0 and since is not None and since != stamp:
+                entries, first, size, after = _remove_charge(entries, first, size, used, since, -cost)
+            elif cost < 0:
                 if since is not None:
                     cost = max(cost, -newest)
                     after = used + cost
-                size, after, stamp, newest = _given_back(entries, first, size, after, stamp, newest, cost)
-            remaining = max(0, limit - after)
-            mark, pressure = judged(mark, remaining, cost)
+                size, after, stamp, newest = _remove_newest(entries, first, size, after, stamp, newest, cost)
+            remaining = limit - after if limit > after else 0
+            mark, pressure = (0, normal) if remaining >= calm else judged(mark, remaining, cost)
             reset = stamp + window - now if after else 0
             after_state = (entries, first, size, after, stamp, newest, mark)
             return after_state, Decision(True, limit, remaining, 0, reset, pressure, quota, 0, cost, now)
@@ -107,12 +97,11 @@ def transition(quota: Quota) -> Transition:
 
 
 def void_at(state: Kept, quota: Quota) -> int:
-    """Return the time from which `state` means that nothing is used."""
     _entries, _first, _size, used, stamp, _newest, _mark = state
     return int(stamp + quota.window_us) if used else 0
 
 
-def _taken_out(
+def _remove_charge(
     entries: list[int], first: int, size: int, used: int, since: int, cost: int
 ) -> tuple[list[int], int, int, int]:
     """Take up to `cost` units out of what was admitted at `since`, if that is in the run: (entries, first, size, used).
@@ -128,10 +117,10 @@ def _taken_out(
     return run, 0, len(run), used - min(cost, entries[place + 1])
 
 
-def _given_back(
+def _remove_newest(
     entries: list[int], first: int, size: int, after: int, stamp: int, newest: int, cost: int
 ) -> tuple[int, int, int, int]:
-    """Give -cost units back, of the newest admissions; returns (size, used, stamp, newest)."""
+    """Refund -cost units, of the newest admissions; returns (size, used, stamp, newest)."""
     newest += cost
     while newest <= 0 and size > first:
         size -= 2

@@ -9,14 +9,14 @@ that `headgate.core.numbers.rate` chooses. They depend on the limit and on how f
 names the limit it was written under. The lowest bit of the mark is the pressure's; the next says that something of it
 was carried over from another limit; the next six are the fineness; the rest is by how many microseconds the last refill
 step ends later than the bucket would be full without steps, by the longest answer: `void_at` knows by it how long that
-holds. (A peek writes none: where `refill_every` was just raised, what it says of waiting holds from the next check on.
-In Redis, the key's time to live says the same.)
+holds. (A peek writes none: where `refill_every` was just raised, its waiting times hold from the next check on. In
+Redis, the key's time to live has the same effect.)
 
 A state that was written under another limit keeps its fractions, and refills by that limit, until a request is admitted
 under the present one: then `used` is carried over, rounded up. So a refusal never changes a state, nothing that was
-used is forgotten however far a limit moves, and what is said of waiting is exact from the first question on.
+used is forgotten however far a limit moves, and waiting times are exact from the first request on.
 
-The leaky bucket is the same function, with the delay of a queue if asked for.
+The leaky bucket is the same function, with the delay of a queue as an option.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ _STEP = 256  # by how much a microsecond raises the mark
 
 
 def transition(quota: Quota) -> Transition:
-    """Compile the pure function of a token bucket."""
     if quota.limit == 0:
         return _any_state(quota)
     return _steady(quota) if quota.refill_every_us == 1 else _stepwise(quota)
@@ -123,7 +122,7 @@ def _steady(quota: Quota) -> Transition:
 
 
 def _any_state(quota: Quota) -> Transition:
-    """Return the transition of any state, whatever limit it was written under, and of any cost."""
+    """Return the transition of any state, written under any limit, and of any cost."""
     limit, window, capacity, queue = quota.limit, quota.window_us, quota.capacity, quota.queue
     fine = fineness(limit, window, capacity) if limit else 0
     counting = rate(limit, window, fine)
@@ -179,8 +178,8 @@ def _any_state(quota: Quota) -> Transition:
 def _stepwise(quota: Quota) -> Transition:
     """A bucket that refills in steps: the steady one, seen through a clock that ticks once per step from `at` on.
 
-    The steps are counted from the first use of a bucket that was full, be that a charge to be given back: without it,
-    they would come later. So a charge is given back whole before the next step, if it surely was not that first use or
+    The steps are counted from the first use of a full bucket, which may be the refunded charge: without it, they would
+    come later. So a charge is refunded whole before the next step, if it surely was not that first use or
     if there was no other, and otherwise not at all.
     """
     every, steady = quota.refill_every_us, _steady(quota)

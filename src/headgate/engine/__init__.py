@@ -1,4 +1,4 @@
-"""A policy and a store in one object: a request in, a ruling out. What the service, the gateway and frameworks use."""
+"""A policy and a store in one object: a request in, a ruling out. Used by the service, the gateway and frameworks."""
 
 from headgate.engine.engines import AsyncEngine, Engine
 from headgate.engine.joint import JointCheck, JointRequest

@@ -1,13 +1,13 @@
-"""What a ruling took, as text: by this a client of the service names its charge to have it given back.
+"""The charge of a ruling as text, with which a client of the service requests a refund.
 
-The text has an identity, by which the store gives a charge back once, the cost and, for each limit that was charged,
-a digest of where that counts, the time of the charge, and until when it counts. It is of use only with the request that
-it belongs to, from which the limits are found again.
+The text has an identity, by which the store refunds a charge only once, the cost, and for each charged limit a digest
+of its key, the time of the charge, and until when it counts. It is used with the same request, which determines the
+limits.
 
-It is sealed, so that nobody can make one up. The secret lives in the store, where all nodes find it: in limits that no
-rule can name. Each is of a large number, of which the first process that asks takes a random part, more than half, so
-that nobody takes from it again; and what is left of it is what everybody learns. What a process decided alone, while
-the store was unavailable, only that process gives back.
+It is sealed, so that clients cannot forge one. The secret is in the store, where all nodes find it, in limits that no
+rule can name: of a large number, the first process takes a random part of more than half, so no other process can take
+from it, and all processes read the remainder. What a process decided alone, while the store was unavailable, only that
+process refunds.
 """
 
 from __future__ import annotations
@@ -31,13 +31,11 @@ from headgate.core.quota import MAX_WINDOW_US, Quota
 from headgate.engine.ruling import Receipt, Ruling
 from headgate.policy.selection import Selection
 from headgate.stores.circuits import DECIDED_HERE, Reason
-from headgate.stores.wrapping import identity_of, refund_token
+from headgate.stores.refunds import identity_of, refund_token
 
 _VERSION = 2
 _HEAD = Struct(">BII12s")  # the version, the process, the cost, the identity
-_TAKEN = Struct(
-    ">8sQQ"
-)  # where, when, until when; with the first bit of when, by this process rather than by the store
+_TAKEN = Struct(">8sQQ")  # the limit, when, until when; the first bit of "when": by this process, not by the store
 _SEAL = 12
 _HERE = 1 << 63
 _LATEST = 1 << 53
@@ -49,42 +47,42 @@ _SECRETS = tuple([Limit(f"!secret{number}|{_SECRET.shape}", "headgate", _SECRET)
 
 
 class InvalidCharge(UsageError):
-    """The text is not one that names a charge."""
+    """The text is not a charge."""
 
 
 class Seal:
     """The secret of the processes that share a store, once it is known."""
 
-    __slots__ = ("_secret", "asked_at")
+    __slots__ = ("_secret", "failed_at")
 
     def __init__(self) -> None:
         self._secret = b""
-        self.asked_at = 0
-        """When the store was asked for it last, and had nothing new."""
+        self.failed_at = 0
+        """The last request for it that found nothing new."""
 
     def __bool__(self) -> bool:
         return bool(self._secret)
 
     @staticmethod
     def calls() -> list[Call]:
-        """Return the calls of the store that find the secret out, or make it."""
+        """Return the calls that read the secret from the store, or create it."""
         return [Call(Verb.CHECK, (limit,), _HALF + 1 + randbelow(_HALF)) for limit in _SECRETS]
 
     def learn(self, answers: Sequence[Decision], now: int) -> None:
-        """Take the secret from the answers to these calls, if it was the store that gave them."""
-        self.asked_at = now
+        """Read the secret from the decisions about these calls, if the store made them."""
+        self.failed_at = now
         if not any(answer.degraded in set(Reason) for answer in answers):
             secret = b"".join([answer.remaining.to_bytes(8, "big") for answer in answers])
             if secret != self._secret:
-                self._secret, self.asked_at = secret, 0
+                self._secret, self.failed_at = secret, 0
 
-    def sealed(self, data: bytes) -> str:
-        """Return data as text with a seal; that of this process alone, as long as the common secret is not known."""
+    def sign(self, data: bytes) -> str:
+        """Return data as text with a seal; that of this process alone while the shared secret is unknown."""
         text = urlsafe_b64encode(data + self._of(data, self._secret or _secret_here()))
         return text.rstrip(b"=").decode("ascii")
 
-    def opened(self, text: str) -> bytes:
-        """Return what was sealed as `text`; nothing if that was not."""
+    def verify(self, text: str) -> bytes:
+        """Return the data of a sealed text; empty if the seal is invalid."""
         if len(text) > _LONGEST or not text.isascii():
             return b""
         try:
@@ -103,21 +101,21 @@ class Seal:
 
 
 ALONE = Seal()
-"""Of this process alone."""
+"""The seal of this process alone."""
 
 
 class NamedCharge(NamedTuple):
-    """What is in such a text."""
+    """The content of such a text."""
 
     process: int
-    """Whose local decisions it names, if any."""
+    """The process that decided locally; 0: none."""
     cost: int
     identity: bytes
     taken: dict[bytes, tuple[int, int]]
-    """When, and until when it counts, by where, as they are in the text."""
+    """The time of the charge and until when it counts, by limit, as in the text."""
 
     def refunds(self, plan: Plan) -> list[Call]:
-        """Return the calls that give back what the store took from limits of a plan, and what this process did."""
+        """Return the calls that refund what the store, or this process, took from the limits of a plan."""
         calls = []
         for limit in plan:
             place = _place(limit)
@@ -131,18 +129,18 @@ class NamedCharge(NamedTuple):
 
 
 def charge_of(ruling: Ruling, seal: Seal = ALONE) -> str:
-    """Return the text that names what a ruling took; empty if it took nothing."""
+    """Return the charge of a ruling as text; empty if it took nothing."""
     if isinstance(ruling.selection, Receipt):
         return ruling.selection.charge
     named = named_charge(ruling)
     if not named.taken:
         return ""
     head = _HEAD.pack(_VERSION, named.process, named.cost, named.identity)
-    return seal.sealed(head + b"".join([_TAKEN.pack(place, *times) for place, times in named.taken.items()]))
+    return seal.sign(head + b"".join([_TAKEN.pack(place, *times) for place, times in named.taken.items()]))
 
 
 def named_charge(ruling: Ruling) -> NamedCharge:
-    """Return what such a text has, of a ruling that an engine made."""
+    """Return the charge of a ruling that an engine made."""
     found = {} if ruling.is_joint else dict(taken_by(ruling))
     if not found:
         return NamedCharge(0, 0, b"", {})
@@ -157,21 +155,21 @@ def named_charge(ruling: Ruling) -> NamedCharge:
 
 def parse(text: str, seal: Seal = ALONE) -> NamedCharge:
     """Read such a text. Raises InvalidCharge."""
-    data = seal.opened(text)
+    data = seal.verify(text)
     if len(data) > _HEAD.size and not (len(data) - _HEAD.size) % _TAKEN.size:
         version, process, cost, identity = _HEAD.unpack_from(data)
         taken = {place: (when, until) for place, when, until in _TAKEN.iter_unpack(data[_HEAD.size :])}
         if version == _VERSION and 0 < cost <= MAX_COST and all(when & ~_HERE < _LATEST for when, _ in taken.values()):
             return NamedCharge(process, cost, identity, taken)
-    raise InvalidCharge(f"a charge is the text that came with the answer to a check, not {short(text)}")
+    raise InvalidCharge(f"a charge must be the text from the response to a check, not {short(text)}")
 
 
 def taken_by(ruling: Ruling) -> Iterator[tuple[Limit, Decision]]:
-    """Yield the limits that a ruling took from, and what each said; of a joint one, with what others took from it."""
+    """Yield the limits that a ruling took from, with their decisions; of a joint one, including what others took."""
     selection, decision = ruling.selection, ruling.decision
     if isinstance(selection, Selection):
-        told = [decision] if decision is not None and decision.taken else []
-        yield from zip(selection.enforced.plan, [part for each in told for part in each.limits], strict=False)
+        if decision is not None and decision.taken:
+            yield from zip(selection.enforced.plan, decision.limits, strict=False)
         tried = [limit for limits in selection.shadow for limit in limits.plan]
         yield from [pair for pair in zip(tried, ruling.shadow_decisions, strict=True) if pair[1].taken]
 
@@ -185,7 +183,7 @@ def _time(part: Decision) -> int:
 
 
 def _process() -> int:
-    """Return what tells this process, and its local decisions, from others; a forked child is another."""
+    """Return a number that identifies this process and its local decisions; a forked child has another."""
     return int.from_bytes(_secret_here()[:4], "big")
 
 

@@ -1,10 +1,10 @@
 """Envoy's descriptor trees and a store in one object: a request of Envoy in, an answer out.
 
-Each descriptor is decided on its own, all of them at the same time, as in envoyproxy/ratelimit: one that passes takes
-its hits, also where another one refuses. `headgate.policy.envoy` says where else this is as there, and where it is not.
+Descriptors are decided separately and concurrently, as in envoyproxy/ratelimit: one that passes takes its hits even if
+another one refuses. `headgate.policy.envoy` lists other similarities and differences.
 
-What is asked with 0 hits is whether 1 would pass. There, the last answer before the limit is exceeded is also OK, since
-hits beyond the limit are counted; here, refused hits are not, so whoever looks would pass a used-up limit.
+A descriptor with 0 hits asks whether 1 would pass. envoyproxy/ratelimit allows it until the limit is exceeded, since it
+counts hits beyond the limit; refused hits are not counted here, so it would pass an exhausted limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.plan import Call, Limit, Plan, Verb, refund_of
 from headgate.engine.base import AsyncEngineBase, StoreOptions
-from headgate.engine.verbs import Flow, checked_mode, used_up
+from headgate.engine.verbs import Flow, checked_mode, use_up_plan
 from headgate.live import LoadStatistics
 from headgate.policy.envoy import (
     Descriptor,
@@ -39,45 +39,41 @@ from headgate.stores.base import AsyncStore
 from headgate.stores.memory import MemoryStore
 
 Trees = str | os.PathLike[str] | DescriptorPolicy | LiveDescriptors
-"""A folder of files, which is watched; or what was made of them."""
+"""A folder of files, which is watched; or the descriptors."""
 
 
 class Answered(msgspec.Struct, frozen=True, gc=False):
-    """What was decided, of which the answer is made."""
+    """The decisions about a request, from which the answer is made."""
 
     matching: Matching
     decisions: tuple[Decision | None, ...]
-    """Of the store, for each descriptor; None where it was not asked."""
+    """The decision about each descriptor; None without a limit."""
     at_us: int
-    """When it was asked for, by the engine's clock, in microseconds since the epoch."""
+    """The time of the request by the engine's clock, in microseconds since the epoch."""
     shadow_mode: bool = False
     quota_mode: bool = False
-    """Whether all limits were in one of these modes, whatever the files say."""
+    """Whether all limits were in one of these modes, regardless of the files."""
 
     @property
     def answer(self) -> EnvoyAnswer:
-        """What comes of the decisions; worked out whenever it is asked for."""
-        modes = {"shadow_mode": self.shadow_mode, "quota_mode": self.quota_mode}
-        return envoy_answer(self.matching, self.decisions, self.at_us, **modes)
+        """The answer to Envoy; computed on each access."""
+        return envoy_answer(
+            self.matching, self.decisions, self.at_us, shadow_mode=self.shadow_mode, quota_mode=self.quota_mode
+        )
 
 
 class AsyncDescriptorEngine(AsyncEngineBase):
-    """Decides what Envoy asks, by the configuration of envoyproxy/ratelimit.
+    """Decides requests of Envoy by the configuration of envoyproxy/ratelimit.
 
     Args:
-        trees: a folder, whose files are watched for changes; or what was made of them.
-        store: where the state lives: an address, or a store object.
-        on_store_failure: what to answer while the store is away: local, allow or deny.
-        nodes: how many processes share the limits, this one included, for "local". Default: those it counts.
+        trees: a folder, whose files are watched for changes; or descriptors.
+        store, on_store_failure, nodes, clock, is_cached, store_options: see `AsyncEngine`.
         merge_domains: whether several files may have the same domain.
-        shadow_mode: nothing is refused, whatever the files say.
-        quota_mode: all limits are in quota mode, whatever the files say.
-        count_refused: whether hits that are refused use up what is left of their limit. For hits that are known only
-            after the response (``apply_on_stream_done``, tokens of a language model): they were used all the same, and
-            the next request is the one to be refused.
-        clock: where time comes from, for tests; only with a store given by address.
-        is_cached: see `AsyncEngine`.
-        store_options: see `headgate.engine.base.StoreOptions`.
+        shadow_mode: nothing is refused, regardless of the files.
+        quota_mode: all limits are in quota mode, regardless of the files.
+        count_refused: whether refused hits use up the remainder of their limit. For hits that are known only after the
+            response (``apply_on_stream_done``, tokens of a language model): they were used already, so the next request
+            is refused.
     """
 
     def __init__(
@@ -96,7 +92,7 @@ class AsyncDescriptorEngine(AsyncEngineBase):
         store_options: StoreOptions | None = None,
     ) -> None:
         self.mode = checked_mode(on_store_failure)
-        """What is answered while the store is away."""
+        """How to decide while the store is unavailable."""
         super().__init__(
             open_async_store(store, clock=clock),
             self.mode,
@@ -120,71 +116,72 @@ class AsyncDescriptorEngine(AsyncEngineBase):
         return self._trees.value if isinstance(self._trees, LiveDescriptors) else self._trees
 
     def enforce(self, *, enforcing: bool) -> None:
-        """Let limits refuse, unless it is in shadow mode anyway, or refuse nothing, from the next request on.
+        """Turn enforcement on, unless the engine is in shadow mode, or off, from the next request on.
 
-        It is the same for the engines that `within` has returned, or will.
+        Engines from `within` are included.
         """
         self._modes[0] = self.shadow_mode or not enforcing
 
     def match(self, domain: str, descriptors: Sequence[Descriptor], hits_addend: int = 0) -> Matching:
-        """Return what applies to a request; see `DescriptorPolicy.match`. Raises InvalidRequest."""
+        """Find the limits of a request; see `DescriptorPolicy.match`. Raises InvalidRequest."""
         return self.policy.match(domain, descriptors, hits_addend)
 
     def decide(self, matching: Matching) -> Answered | Awaitable[Answered]:
-        """Ask the store about all that applies; return the answer itself where there is nothing to wait for.
-
-        See `AsyncEngine.decide`.
-        """
-        now, memory, calls = self.clock.now(), self._memory, matching.calls
-        call = calls[0] if len(matching.matches) == 1 == len(calls) and not self._count_refused else None
-        if call is not None and memory is not None:
-            return Answered(matching, (memory.run(call),), now, *self._modes)
-        return self._awaited(matching, call, now)
-
-    async def _awaited(self, matching: Matching, call: Call | None, now: int) -> Answered:
-        """Wait for an answer; `call` is the one that decides it, if it is one."""
-        if call is not None:
-            decisions: tuple[Decision | None, ...] = (await self._store.run(call),)
+        """Decide a request; return the result itself if there is nothing to wait for, as in memory."""
+        now, memory = self.clock.now(), self._memory
+        if memory is None or self._count_refused:
+            return self._await_store(matching, now)
+        calls, matches = matching.calls, matching.matches
+        if len(calls) == len(matches):
+            decisions: tuple[Decision | None, ...] = tuple([memory.run(call) for call in calls])
         else:
-            decisions = await self._drive(_decided(matching, count_refused=self._count_refused))
+            answers = map(memory.run, calls)
+            decisions = tuple([next(answers) if match.limits else None for match in matches])
+        return Answered(matching, decisions, now, *self._modes)
+
+    async def _await_store(self, matching: Matching, now: int) -> Answered:
+        if len(matching.matches) == 1 == len(matching.calls) and not self._count_refused:
+            decisions: tuple[Decision | None, ...] = (await self._store.run(matching.calls[0]),)
+        else:
+            decisions = await self._drive(_decide_all(matching, count_refused=self._count_refused))
         return Answered(matching, decisions, now, *self._modes)
 
     async def explain(
         self, domain: str, descriptors: Sequence[Descriptor], hits_addend: int = 0
     ) -> list[dict[str, Any]]:
-        """Return for each descriptor which limits apply, and what is left of them, as data. Nothing is taken.
+        """Return the limits of each descriptor and their remainders, as data. Nothing is taken.
 
         Raises InvalidRequest.
         """
         matching = self.match(domain, descriptors, hits_addend)
-        decisions = iter(await self._drive(_made([Call(Verb.PEEK, each.plan, each.cost) for each in matching.calls])))
+        decisions = iter(await self._drive(_make([Call(Verb.PEEK, each.plan, each.cost) for each in matching.calls])))
         unknown = "" if matching.known else f"no file has the domain {short(domain)}"
         return [
-            _explained(match, next(decisions) if match.limits else None, unknown, shadow_mode=self._modes[0])
+            _explain(match, next(decisions) if match.limits else None, unknown, shadow_mode=self._modes[0])
             for match in matching.matches
         ]
 
     async def undo(self, answered: Answered) -> None:
-        """Refund what an answer took whose caller no longer waited for it."""
+        """Refund what a request took whose caller has gone."""
         decisions = [decision for decision in answered.decisions if decision is not None]
         pairs = zip(answered.matching.calls, decisions, strict=True)
         calls = [refund_of(call.plan, decision) for call, decision in pairs if decision.taken]
         if calls:
-            await self._drive(_made(calls))
+            await self._drive(_make(calls))
 
     def rules_statistics(self) -> LoadStatistics | None:
-        """Return how loading the files went so far, for metrics; None where they do not change."""
+        """Return the statistics of loading the files, for metrics; None if they are constant."""
         return self._trees.statistics() if isinstance(self._trees, LiveDescriptors) else None
 
     async def close(self) -> None:
-        """Stop watching the files, and release what the store holds."""
+        """Stop watching the files, and close the store."""
         if self._own and isinstance(self._trees, LiveDescriptors):
             self._trees.close()
         await super().close()
 
 
-def _decided(matching: Matching, *, count_refused: bool) -> Flow[tuple[Decision | None, ...]]:
-    """Ask about all descriptors; hits that are refused use up what is left, if they are counted."""
+def _decide_all(matching: Matching, *, count_refused: bool) -> Flow[tuple[Decision | None, ...]]:
+    """Decide all descriptors; with `count_refused`, refused hits use up the remainder."""
     matches = matching.matches
     answers = iter((yield matching.calls) if matching.calls else ())
     decisions = tuple([next(answers) if match.limits else None for match in matches])
@@ -192,15 +189,15 @@ def _decided(matching: Matching, *, count_refused: bool) -> Flow[tuple[Decision 
         for match, decision in zip(matches, decisions, strict=True):
             is_refused = match.outcome is MatchOutcome.TOO_MANY or (decision is not None and not decision.allowed)
             if is_refused and match.hits > 1 and not match.refund:
-                yield from used_up(_plan(match), match.hits)
+                yield from use_up_plan(_plan(match), match.hits)
     return decisions
 
 
-def _made(calls: Sequence[Call]) -> Flow[Sequence[Decision]]:
+def _make(calls: Sequence[Call]) -> Flow[Sequence[Decision]]:
     return (yield calls) if calls else ()
 
 
-def _explained(match: Match, decision: Decision | None, problem: str, *, shadow_mode: bool) -> dict[str, Any]:
+def _explain(match: Match, decision: Decision | None, problem: str, *, shadow_mode: bool) -> dict[str, Any]:
     refuses = match.outcome in {MatchOutcome.BANNED, MatchOutcome.TOO_MANY, MatchOutcome.INVALID}
     is_over = refuses if decision is None else not decision.allowed
     rule = match.rule
@@ -220,7 +217,7 @@ def _explained(match: Match, decision: Decision | None, problem: str, *, shadow_
 
 
 def _plan(match: Match) -> Plan:
-    """Return the limits of a rule for a descriptor, also where it asks for more than they could admit."""
+    """Return the limits of a rule for a descriptor, even if they could never admit its hits."""
     if match.rule is None:
         return ()
     try:

@@ -1,4 +1,4 @@
-"""The engines, for callers that may block and for callers in an event loop: the same verbs, driven in two ways."""
+"""The engines, blocking and asynchronous: two drivers of the same verbs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from headgate.stores.failover import FailoverStore, Statistics
 from headgate.stores.memory import MemoryStore
 
 _SHARED = "rules"
-"""What the processes share that count each other."""
+"""Name under which processes are counted."""
 
 
 class _Ruled:
-    """What both engines have: rules, and what is known about them."""
+    """The rules of both engines."""
 
     _verbs: Verbs
 
@@ -41,15 +41,15 @@ class _Ruled:
         return self._verbs.policy
 
     def mode_of(self, rule_id: str) -> Mode:
-        """Return what is answered for a rule while the store is away."""
+        """Return how to decide by a rule while the store is unavailable."""
         return self._verbs.mode_of(rule_id)
 
     def refusal_of(self, rule_id: str) -> tuple[int, str]:
-        """Return the status and the message of a rule's refusals; without a message, the limit says it."""
+        """Return the status and the message of a rule's refusals; without a message, it describes the limit."""
         return self._verbs.refusal_of(rule_id)
 
     def rules_statistics(self) -> LoadStatistics | None:
-        """Return how loading the rules went so far, for metrics; None where they do not change."""
+        """Return the statistics of loading the rules, for metrics; None if they are constant."""
         return self._verbs.statistics()
 
 
@@ -66,11 +66,11 @@ class Engine(_Ruled):
     Args:
         rules: a file, which is watched for changes; rules; or a policy.
         store: where the state lives: an address, or a store object.
-        on_store_failure: what to answer while the store is away, where a rule does not say: local, allow or deny.
-        nodes: how many processes share the limits, this one included, for "local". Default: those it counts.
-        clock: where time comes from, for tests; only with a store given by address.
+        on_store_failure: how to decide while the store is unavailable, unless the rule has a mode: local, allow, deny.
+        nodes: the number of processes that share the limits, for "local"; by default, they are counted.
+        clock: the source of time, for tests; only with a store given by address.
 
-    Safe for use from any number of threads. It always answers: what the store did not decide is marked as degraded.
+    Thread-safe. It always decides: a decision that the store did not make is marked as degraded.
     """
 
     def __init__(
@@ -84,32 +84,32 @@ class Engine(_Ruled):
     ) -> None:
         opened = open_store(store, clock=clock)
         self.clock: Clock = opened.clock
-        """What time it is for the rules."""
+        """The time of the rules."""
         self._verbs = Verbs(rules, on_store_failure, opened.clock)
         self._failover: FailoverStore | None = None
         self._store: Store = opened
-        if not isinstance(opened, MemoryStore):  # memory is never away
+        if not isinstance(opened, MemoryStore):  # memory is always available
             self._store = self._failover = FailoverStore(
                 opened, mode=self._verbs.mode_of_limit, nodes=nodes, shared=_SHARED
             )
         self._verbs.open()
 
     def check(self, request: Request) -> Ruling:
-        """Take the request's cost from all limits that apply if all admit it, else from none. A cost of 0 peeks.
+        """Take the request's cost from all limits that apply if all admit it, or from none. A cost of 0 peeks.
 
         Raises InvalidRequest, InvalidKey, InvalidCost, and CostTooLarge for a cost that could never pass.
         """
-        asked = self._verbs.asked(request)
-        if asked.call is None:
-            return self._drive(self._verbs.check(asked))
-        return self._verbs.answered(asked, self._store.run(asked.call))
+        selected = self._verbs.select(request)
+        if selected.call is None:
+            return self._drive(self._verbs.check(selected))
+        return self._verbs.conclude(selected, self._store.run(selected.call))
 
     def check_once(self, request: Request, idempotency_key: str) -> Ruling:
         """Check, but count a request that is sent again with the same key within 5 minutes only once."""
         return self._drive(self._verbs.check_once(request, idempotency_key))
 
     def check_batch(self, requests: Sequence[Request]) -> tuple[Ruling | UsageError, ...]:
-        """Check several requests, each on its own: one ruling for each, or the error that `check` would raise."""
+        """Check several requests separately; return a ruling for each, or the error that `check` would raise."""
         return tuple([self._outcome(request) for request in requests])
 
     def _outcome(self, request: Request) -> Ruling | UsageError:
@@ -119,61 +119,60 @@ class Engine(_Ruled):
             return error
 
     def peek(self, request: Request) -> Ruling:
-        """Say what `check` would answer; take nothing."""
+        """Return what `check` would return, and take nothing."""
         return self._drive(self._verbs.peek(request))
 
     def is_passed(self, client_id: str, rule_id: str) -> Passed:
-        """Check one rule, by its id, for one value of what it counts by: passed, reset time, limit, remaining.
+        """Check one rule by its id, for one principal: passed, reset time, limit, remaining.
 
-        A rule that does not exist or is disabled lets pass, unless `unknown_rule` of the rules is "error": then it
-        raises UnknownRule. `check` does the same with a cost, or several principals:
+        A rule that does not exist or is disabled passes; if `unknown_rule` of the rules is "error", it raises
+        UnknownRule. For a cost, or several principals, use `check`:
         ``check(Request({"user": "42"}, cost=5, rule_id="orders-user"))``.
         """
         return self._drive(self._verbs.is_passed(client_id, rule_id))
 
     def check_together(self, parts: Sequence[JointRequest]) -> tuple[Ruling, ...]:
-        """Take the costs of several requests if all of them pass, else none; see `headgate.engine.joint`.
+        """Take the costs of several requests if all of them pass, or none; see `headgate.engine.joint`.
 
-        Each ruling says what the limits of its own request say: some may be allowed, and yet nothing was taken.
+        Each ruling has the decisions of its own limits: it may be allowed although nothing was taken.
         """
         return self._drive(self._verbs.check_together(self._verbs.joint_check(parts)))
 
     def use_up(self, part: JointRequest) -> None:
-        """Take a request's cost from each limit that applies, or what is left of it: it was used already."""
+        """Take a cost that was used already from each limit that applies, or what is left there."""
         self._drive(self._verbs.use_up(part))
 
     def refund(self, request: Request | Ruling, charge: str = "") -> Ruling:
-        """Refund what a ruling took, once, to the limits that it took it from, as far as it still counts.
+        """Refund what a ruling took, once, as far as it still counts. Returns a ruling with the remainder.
 
-        Elsewhere, where the ruling is not at hand, the request and `charge_of(ruling)` do the same. With a request
-        alone its cost is given back, to all limits that apply to it now, off their newest use, whatever that was for;
-        see `headgate.Limiter.refund` on what that may let pass. Says what is left then.
+        Another process refunds with the request and `charge_of(ruling)`. With a request alone, its cost is refunded to
+        all limits that apply to it now, from their newest usage; see `headgate.Limiter.refund` for the consequences.
 
         Raises InvalidCharge, and what `peek` raises.
         """
         return self._drive(self._verbs.refund(request, charge))
 
     def charge_of(self, ruling: Ruling) -> str:
-        """Return text that names what a ruling took, for a refund by any process that shares the store."""
+        """Return text that identifies what a ruling took, for a refund by any process that shares the store."""
         return self._drive(self._verbs.charge_of(ruling))
 
     def reset(self, request: Request) -> Reset:
-        """Forget all that was used of the limits that apply to the request and are counted by one of its principals.
+        """Reset the usage of the limits that apply to the request and are counted by one of its principals.
 
-        Limits that others share (by endpoint, by an attribute, global) are left alone, unless the request names their
-        rule. Says which rules' limits were reset, if any.
+        Limits that others share (by endpoint, by an attribute, global) are not reset unless the request names their
+        rule.
         """
         return self._drive(self._verbs.reset(request))
 
     def reset_all(self, request: Request) -> Reset:
-        """Forget what was used of every limit that is counted by principals of the request, whatever it is for.
+        """Reset the usage of every limit that is counted by principals of the request, at any endpoint.
 
-        A rule that counts by these and more, such as user and endpoint together, is left alone, and named.
+        A rule that counts by other dimensions too, such as user and endpoint together, is not reset, and listed.
         """
         return self._drive(self._verbs.reset_all(request))
 
     def explain(self, request: Request) -> Explained:
-        """Say for every rule whether it applies and why, what state its limits are in, and what would be decided."""
+        """Return for every rule whether it applies and why, the state of its limits, and what would be decided."""
         return self._drive(self._verbs.explain(request))
 
     def ready(self) -> None:
@@ -181,11 +180,11 @@ class Engine(_Ruled):
         self._store.ready()
 
     def statistics(self) -> Statistics | None:
-        """Return how the store did so far, for metrics; None in memory, which is never away."""
+        """Return the statistics of the store, for metrics; None in memory, which is always available."""
         return self._failover.statistics() if self._failover else None
 
     def close(self) -> None:
-        """Stop watching the rules, and release what the store holds."""
+        """Stop watching the rules, and close the store."""
         self._verbs.close()
         self._store.close()
 
@@ -203,16 +202,11 @@ class Engine(_Ruled):
 
 
 class AsyncEngine(_Ruled, AsyncEngineBase):
-    """Decides requests by rules; see `headgate.engine.Engine`.
+    """Decides requests by rules, with the arguments and methods of `headgate.engine.Engine`, and:
 
     Args:
-        rules: a file, which is watched for changes; rules; or a policy.
-        store: where the state lives: an address, or a store object.
-        on_store_failure: what to answer while the store is away, where a rule does not say: local, allow or deny.
-        nodes: how many processes share the limits, this one included, for "local". Default: those it counts.
-        clock: where time comes from, for tests; only with a store given by address.
-        is_cached: whether answers to peeks are repeated for 50 ms, and refusals for up to a second, without asking a
-            store that is not in memory; see `headgate.stores.cached` on what that costs.
+        is_cached: whether peeks are cached for 50 ms, and refusals for up to a second, unless the store is in memory;
+            see `headgate.stores.cached` for the consequences.
         store_options: see `headgate.engine.base.StoreOptions`.
     """
 
@@ -235,12 +229,11 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
         self._verbs.open()
 
     def serving(self, observer: Observer) -> AsyncEngine:
-        """Return the same engine as a service uses it: an observer is told what it does.
+        """Return the same engine for a service, with an observer.
 
-        And a request that names a rule which does not exist passes, and matched nothing, unless the rules say that it
-        is an error.
+        A request that names an unknown rule passes without a match, unless the rules make that an error.
         """
-        serving = self._copied()
+        serving = self._copy()
         serving._verbs = self._verbs.observed(observer)  # noqa: SLF001  of the same class
         return serving
 
@@ -249,38 +242,36 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
         ruling = self.decide(request)
         return ruling if isinstance(ruling, Ruling) else await ruling
 
-    def asked(self, request: Request, before: SelectedCheck | None = None) -> SelectedCheck:
-        """Return what is to be asked of the store; that is `before`, of the same request, as long as it holds.
+    def select(self, request: Request, before: SelectedCheck | None = None) -> SelectedCheck:
+        """Select the limits of a request; return `before`, of the same request, while it is valid.
 
         Raises what `check` raises.
         """
-        return self._verbs.asked(request, before)
+        return self._verbs.select(request, before)
 
-    def decide(self, request: Request, asked: SelectedCheck | None = None) -> Ruling | Awaitable[Ruling]:
-        """Check; return the ruling itself where there is nothing to wait for, as in memory: to await costs time.
+    def decide(self, request: Request, selected: SelectedCheck | None = None) -> Ruling | Awaitable[Ruling]:
+        """Check; return the ruling itself if there is nothing to wait for, as in memory.
 
-        Args:
-            request: who asks for what.
-            asked: what `asked` has just returned for it, if that is known.
+        `selected` is what `select` has just returned for the request, if known.
         """
         began, verbs, memory = perf_counter_ns(), self._verbs, self._memory
-        if asked is None:
-            asked = verbs.asked(request)
-        if asked.call is None:
-            return self._drive(verbs.check(asked, began))
+        if selected is None:
+            selected = verbs.select(request)
+        if selected.call is None:
+            return self._drive(verbs.check(selected, began))
         if memory is not None:
-            return verbs.answered(asked, memory.run(asked.call), began)
-        return self._awaited(asked, asked.call, began)
+            return verbs.conclude(selected, memory.run(selected.call), began)
+        return self._await_store(selected, selected.call, began)
 
-    async def _awaited(self, asked: SelectedCheck, call: Call, began: int) -> Ruling:
-        return self._verbs.answered(asked, await self._store.run(call), began)
+    async def _await_store(self, selected: SelectedCheck, call: Call, began: int) -> Ruling:
+        return self._verbs.conclude(selected, await self._store.run(call), began)
 
     async def check_once(self, request: Request, idempotency_key: str) -> Ruling:
         """See `Engine.check_once`."""
         return await self._drive(self._verbs.check_once(request, idempotency_key))
 
     async def check_batch(self, requests: Sequence[Request]) -> tuple[Ruling | UsageError, ...]:
-        """See `Engine.check_batch`; a store on the network hears of all of them at once."""
+        """See `Engine.check_batch`; all are sent to a remote store at once."""
         return tuple(await asyncio.gather(*map(self._outcome, requests)))
 
     async def _outcome(self, request: Request) -> Ruling | UsageError:
@@ -302,15 +293,20 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
         return await self._drive(self._verbs.check_together(self._verbs.joint_check(parts)))
 
     def joint_check(self, requests: Sequence[JointRequest], before: JointCheck | None = None) -> JointCheck:
-        """Return what requests that pass together ask of the store; see `asked`."""
+        """Select the limits of requests that pass together; see `select`."""
         return self._verbs.joint_check(requests, before)
 
     def decide_together(self, check: JointCheck) -> tuple[Ruling, ...] | Awaitable[tuple[Ruling, ...]]:
         """Make a joint check that `joint_check` has just returned; see `decide`."""
-        flow, memory = self._verbs.check_together(check), self._memory
+        began, verbs, call, memory = perf_counter_ns(), self._verbs, check.call, self._memory
         if memory is None:
-            return self._drive(flow)
-        return drive(flow, lambda calls: [memory.run(call) for call in calls])
+            return self._drive(verbs.check_together(check)) if call is None else self._await_joint(check, call, began)
+        if call is None:
+            return drive(verbs.check_together(check), lambda calls: [memory.run(each) for each in calls])
+        return verbs.conclude_together(check, check.rulings(memory.run(call)), began)
+
+    async def _await_joint(self, check: JointCheck, call: Call, began: int) -> tuple[Ruling, ...]:
+        return self._verbs.conclude_together(check, check.rulings(await self._store.run(call)), began)
 
     async def use_up(self, part: JointRequest) -> None:
         """See `Engine.use_up`."""
@@ -326,16 +322,16 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
 
     @property
     def seal(self) -> Seal:
-        """By which charges are sealed; known from the first charge on."""
+        """The seal of charges; known from the first charge on."""
         return self._verbs.seal
 
-    async def sealed(self, ruling: Ruling | Awaitable[Ruling]) -> Ruling:
-        """Return a ruling once the seal is known, or cannot be."""
-        await self._drive(self._verbs.sealing())
+    async def with_secret(self, ruling: Ruling | Awaitable[Ruling]) -> Ruling:
+        """Return a ruling once the seal is known, or the store did not provide it."""
+        await self._drive(self._verbs.fetch_secret())
         return ruling if isinstance(ruling, Ruling) else await ruling
 
     async def undo(self, rulings: Sequence[Ruling]) -> None:
-        """Refund what a check took, or several that passed together, whose caller no longer waited for the answer."""
+        """Refund what a check, or several that passed together, took for a caller that has gone."""
         await self._drive(self._verbs.undo(rulings))
 
     async def reset(self, request: Request) -> Reset:
@@ -351,6 +347,6 @@ class AsyncEngine(_Ruled, AsyncEngineBase):
         return await self._drive(self._verbs.explain(request))
 
     async def close(self) -> None:
-        """Stop watching the rules, and release what the store holds."""
+        """Stop watching the rules, and close the store."""
         self._verbs.close()
         await AsyncEngineBase.close(self)

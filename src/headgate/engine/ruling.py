@@ -1,4 +1,4 @@
-"""What an engine answers: the decision, of whose rules, and what shadow rules would have said."""
+"""The results of an engine: rulings, resets, explanations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from headgate.core.decision import Decision
+from headgate.core.decision import Decision, refused
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND
 from headgate.policy.explain import Considered, Explanation
@@ -15,12 +15,12 @@ from headgate.policy.request import Request
 from headgate.policy.selection import Limits, Selection, Verdict
 
 Tried: TypeAlias = tuple[tuple[str, ...], tuple[Decision, ...]]
-"""The shadow rule of each limit that is only tried out, and what the limit says."""
+"""The rule of each shadow limit, and its decision."""
 NOTHING_TRIED: Tried = ((), ())
 
 
 class RuleDecision(msgspec.Struct, frozen=True, gc=False):
-    """What one limit of a rule says."""
+    """The decision of one limit of a rule."""
 
     rule_id: str
     decision: Decision
@@ -35,46 +35,46 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ruling(msgspec.Struct, frozen=True, gc=False):
-    """The answer to a request. It is true when the request may pass."""
+    """The ruling on a request. It is true if the request may pass."""
 
     allowed: bool
     verdict: Verdict
-    """How it came about: by limits, by none, or by a list."""
+    """Whether limits decided, or none, or a list."""
     decision: Decision | None = None
-    """What all enforced limits say together; None where there was nothing to ask."""
+    """The joint decision of all enforced limits; None without limits."""
     rule_id: str = ""
-    """The rule that blocks longest or, when allowed, the most restrictive one; empty where no limit is enforced."""
+    """The rule that blocks longest or, if allowed, the most restrictive one; empty without enforced limits."""
     rules: tuple[str, ...] = ()
     """The rule of each enforced limit, in the order of ``decision.limits``."""
     shadow_rules: tuple[str, ...] = ()
-    """The shadow rule of each limit that was only tried out; they refuse nothing."""
+    """The rule of each shadow limit; they refuse nothing."""
     shadow_decisions: tuple[Decision, ...] = ()
-    """What each of those limits says."""
+    """The decision of each of those limits."""
     matched: bool = False
-    """Whether any rule matched, the default included."""
+    """Whether any rule matched, including the default."""
     reason: str = ""
-    """Why, for those on a list, for a cost that could never pass among several requests (see `headgate.engine.joint`),
-    for what nobody could decide and, by the service, for a rule that does not exist."""
+    """Why, if a list decided, if a cost among several requests could never pass (see `headgate.engine.joint`), if the
+    request was undecided and, in a service, if the rule does not exist."""
     version: int = 0
     """Of the policy."""
     unmatched_principals: tuple[str, ...] = ()
-    """Names of principals that the request has and no rule and no list knows: perhaps misspelt."""
+    """Names of the request's principals that no rule and no list uses: perhaps typos."""
     selection: Selection | Receipt | None = None
-    """The limits that were asked, or what a client of the service has instead, for a refund."""
+    """The limits, or in a client of the service the receipt, for a refund."""
     is_joint: bool = False
-    """Whether it is about one of several requests that pass together: then it does not say what was taken."""
+    """Whether the request is one of several that pass together: then it does not have what was taken."""
 
     def __bool__(self) -> bool:
         return self.allowed
 
     @property
     def limits(self) -> tuple[RuleDecision, ...]:
-        """What each enforced limit says, in the order of the rules."""
+        """The decision of each enforced limit, in the order of the rules."""
         return () if self.decision is None else _rule_decisions(self.rules, self.decision.limits)
 
     @property
     def shadow(self) -> tuple[RuleDecision, ...]:
-        """What the limits of shadow rules say."""
+        """The decisions of shadow limits."""
         return _rule_decisions(self.shadow_rules, self.shadow_decisions)
 
     @property
@@ -95,29 +95,29 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def degraded(self) -> str:
-        """Why the store did not decide; empty if it did, or did not have to."""
+        """Why the store did not decide; empty if it did, or no call was necessary."""
         if self.verdict is Verdict.UNDECIDED:
             return self.reason
         return self.decision.degraded if self.decision is not None else ""
 
 
 class Passed(NamedTuple):
-    """The answer of `is_passed`."""
+    """The result of `is_passed`."""
 
     passed: bool
     reset_time: float | None
-    """When nothing counts as used any more, in seconds since the epoch; None where no limit decided."""
+    """When the whole limit is available again, in seconds since the epoch; None if no limit decided."""
     limit: int | None
     remaining: int | None
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """What a reset did. It is true when anything was reset."""
+    """The result of a reset. It is true if anything was reset."""
 
     rules: tuple[str, ...] = ()
     """Ids of the rules whose limits were reset."""
     shared: tuple[str, ...] = ()
-    """Ids of rules that apply as well, but count others too, and were left alone: name one to reset it."""
+    """Ids of rules that apply but count others too, and were not reset: name one to reset it."""
     reason: str = ""
     """Why nothing was reset, if nothing was."""
 
@@ -126,14 +126,14 @@ class Reset(msgspec.Struct, frozen=True):
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """An explanation by the policy, joined with what the store knows."""
+    """An explanation by the policy, with the state in the store."""
 
     explanation: Explanation
     """Every rule, whether it applies, and why or why not."""
     ruling: Ruling
     """What would be decided now."""
     states: Mapping[str, tuple[Decision, ...]]
-    """What each limit of the rules that apply has now, by rule id."""
+    """The current state of the limits of matching rules, by rule id."""
 
 
 def _rule_decisions(rules: Sequence[str], decisions: Sequence[Decision]) -> tuple[RuleDecision, ...]:
@@ -141,20 +141,19 @@ def _rule_decisions(rules: Sequence[str], decisions: Sequence[Decision]) -> tupl
 
 
 def shadow_limits(shadow: Sequence[Limits], decisions: Sequence[Decision]) -> Tried:
-    """Return the rule of each limit of shadow rules, and what it says, by one decision for each rule."""
+    """Return the rule and the decision of each shadow limit, given a decision for each shadow rule."""
     rules: tuple[str, ...] = ()
-    told: tuple[Decision, ...] = ()
+    tried: tuple[Decision, ...] = ()
     for place, decision in enumerate(decisions):
-        limits, parts = shadow[place], decision.parts if decision.made_of else (decision,)
+        limits, parts = shadow[place], decision.parts or (decision,)
         rules += limits.rules
-        told += tuple([refused(part) for part in parts]) if limits.too_small else parts
-    return rules, told
+        tried += tuple([refuse(part) for part in parts]) if limits.too_small else parts
+    return rules, tried
 
 
-def refused(decision: Decision) -> Decision:
-    """Return the refusal of a cost that is above the capacity. No wait would help; it says a window, rather than 0."""
-    refusal = {"allowed": False, "state": Pressure.THROTTLED, "retry_after_us": decision.quota.window_us}
-    return msgspec.structs.replace(decision, **refusal)
+def refuse(decision: Decision) -> Decision:
+    """Return the refusal of a cost above the capacity. Waiting would not help; the wait is a window, rather than 0."""
+    return refused(decision, decision.quota.window_us)
 
 
 def ruling_of(
@@ -166,15 +165,9 @@ def ruling_of(
     *,
     is_joint: bool = False,
 ) -> Ruling:
-    """Return the ruling on a request about which the store has said all it was asked.
+    """Return the ruling by the decision about the enforced limits (None: there are none) and those of shadow limits.
 
-    Args:
-        selection: what applies to the request.
-        decision: about its enforced limits; None where there are none.
-        version: of the policy.
-        shadow: what `shadow_limits` returns.
-        reason: why limits refuse a cost that could never pass.
-        is_joint: see `Ruling.is_joint`.
+    `version` is that of the policy; for `reason` and `is_joint`, see `Ruling`.
     """
     verdict, unmatched = selection.verdict, selection.unmatched_principals
     if decision is None:
@@ -182,13 +175,12 @@ def ruling_of(
         about = *shadow, matched, selection.reason, version, unmatched, selection, is_joint
         return Ruling(allowed, verdict, None, "", (), *about)
     rules = selection.enforced.rules
-    allowed, rule_id, (tried, told) = decision.allowed, rules[decision.index], shadow
-    about = tried, told, True, reason, version, unmatched, selection, is_joint
-    return Ruling(allowed, verdict, decision, rule_id, rules, *about)
+    about = *shadow, True, reason, version, unmatched, selection, is_joint
+    return Ruling(decision.allowed, verdict, decision, rules[decision.index], rules, *about)
 
 
-def passed(ruling: Ruling, now: int) -> Passed:
-    """Return a ruling, asked for at `now`, as the answer of `is_passed`."""
+def as_passed(ruling: Ruling, now: int) -> Passed:
+    """Return a ruling at `now` as the result of `is_passed`."""
     decision = ruling.decision
     if decision is None:
         return Passed(ruling.allowed, None, None, None)
@@ -196,15 +188,15 @@ def passed(ruling: Ruling, now: int) -> Passed:
     return Passed(ruling.allowed, reset_time, decision.limit, decision.remaining)
 
 
-def joined(explanation: Explanation, ruling: Ruling) -> Explained:
-    """Return an explanation with the answers of a peek."""
+def with_states(explanation: Explanation, ruling: Ruling) -> Explained:
+    """Return an explanation with the decisions of a peek."""
     states: dict[str, tuple[Decision, ...]] = {}
     for each in (*ruling.limits, *ruling.shadow):
         states[each.rule_id] = (*states.get(each.rule_id, ()), each.decision)
     return Explained(explanation, ruling, states)
 
 
-def explained_data(explained: Explained) -> dict[str, Any]:
+def explanation_data(explained: Explained) -> dict[str, Any]:
     """Return an explanation as plain data, for JSON."""
     explanation, ruling = explained.explanation, explained.ruling
     return {
@@ -237,7 +229,7 @@ def _considered_data(considered: Considered, states: Sequence[Decision]) -> dict
 
 
 def state_data(decision: Decision) -> dict[str, Any]:
-    """Return what a limit has now as plain data. Times are in seconds."""
+    """Return the state of a limit as plain data. Times are in seconds."""
     return {
         "quota": str(decision.quota),
         "allowed": decision.allowed,

@@ -1,7 +1,6 @@
-"""What an engine can be asked, without waiting: each verb is a flow of calls to the store; see `headgate.flows`.
+"""The verbs of an engine. Each is a flow, which never waits; see `headgate.flows`.
 
-A flow yields the calls that may be made at the same time, and is sent their decisions. The engines, which differ in
-how they wait, drive them. Whoever serves others has all of it observed.
+A flow yields calls to the store that may be made concurrently, and receives their decisions. The engines drive flows.
 """
 
 from __future__ import annotations
@@ -19,80 +18,80 @@ from msgspec import structs
 from headgate.clock import Clock, SystemClock
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidRule, InvalidStore, UsageError
-from headgate.core.key import Principal, bounded, checked_once, digest_of
+from headgate.core.key import Principal, bounded, checked_once, checked_principal, digest_of
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.plan import Call, Limit, Plan, Verb, refund_of
 from headgate.core.quota import SECOND
 from headgate.engine.charges import InvalidCharge, NamedCharge, Seal, charge_of, named_charge, parse, taken_by
-from headgate.engine.joint import JointCheck, JointRequest, selected
+from headgate.engine.joint import JointCheck, JointRequest, selection_of
 from headgate.engine.ruling import (
     NOTHING_TRIED,
     Explained,
     Passed,
     Reset,
     Ruling,
-    joined,
-    passed,
+    as_passed,
     ruling_of,
     shadow_limits,
+    with_states,
 )
 from headgate.live import Live, LoadStatistics
 from headgate.policy.compiled import Policy
 from headgate.policy.explain import explain, why_not_reset
-from headgate.policy.facts import check_text, facts_of
 from headgate.policy.live import LivePolicy, rules_file
 from headgate.policy.model import Ruleset
 from headgate.policy.prepared import rule_id_of
 from headgate.policy.request import APIKEY, ENDPOINT, IP, USER, Request, UnknownRule, principal_name
+from headgate.policy.request_facts import check_text, facts_of
 from headgate.policy.selection import Selection, Verdict
-from headgate.stores.wrapping import answered_once
+from headgate.stores.refunds import with_identity
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[Sequence[Call], Sequence[Decision], T]
 Rules = str | os.PathLike[str] | Ruleset | Policy | LivePolicy
-"""A file of rules, which is watched; rules; or a policy made of them."""
+"""A rules file, which is watched; rules; or a policy."""
 TRIES = 3
-"""To take what is left of a limit, while others take from it too."""
+"""Attempts to take the remainder of a limit while others take from it too."""
 _CHECK = Verb.CHECK
 _WRITTEN = re.compile(r"\n|^\s*\{|:\s")
-"""What the text of rules has, and the name of a file hardly."""
+"""Identifies the text of rules: file names hardly match."""
 
 
 class Observer(Protocol):
-    """Is told what an engine did; times are in nanoseconds."""
+    """Receives what an engine did; times are in nanoseconds."""
 
     def decided(self, ruling: Ruling, request: Request, elapsed_ns: int, /) -> None:
-        """Take note of a check; with a cost of 0 it took nothing, and decided nothing."""
+        """Record a check. With a cost of 0, it took nothing and does not count as a decision."""
         ...
 
-    def looked(self, elapsed_ns: int, /) -> None:
-        """Take note of a peek."""
+    def peeked(self, elapsed_ns: int, /) -> None:
+        """Record a peek."""
         ...
 
     def refunded(self) -> None:
-        """Take note of a cost that was given back."""
+        """Record a refund."""
         ...
 
     def was_reset(self, request: Request, reset: Reset, /) -> None:
-        """Take note of limits that were reset."""
+        """Record a reset."""
         ...
 
 
 class SelectedCheck(msgspec.Struct, frozen=True, gc=False):
-    """A check, and what it asks of the store. It may be kept, and asked again: see `Verbs.asked`."""
+    """A check with its limits. It may be kept and used again: see `Verbs.select`."""
 
     request: Request
     selection: Selection
-    """What applies to it."""
+    """The limits that apply."""
     call: Call | None
-    """The one that decides it, if it is one."""
+    """The call that decides, if one is enough."""
     policy: Policy
-    """By which that was found."""
+    """The policy that selected them."""
 
     @property
     def size(self) -> int:
-        """How many limits there are, those of shadow rules included."""
+        """The number of limits, including those of shadow rules."""
         return self.selection.size
 
 
@@ -105,10 +104,7 @@ class _Fixed(msgspec.Struct, frozen=True):
 class Verbs:
     """The verbs of an engine, by the policy in force.
 
-    Args:
-        rules: see `Rules`.
-        mode: what is answered while the store is away, where a rule does not say.
-        clock: what time it is for the rules.
+    `mode` is how to decide while the store is unavailable, unless a rule has a mode.
     """
 
     def __init__(self, rules: Rules, mode: str, clock: Clock) -> None:
@@ -122,19 +118,19 @@ class Verbs:
         if isinstance(rules, Ruleset):
             rules = Policy(rules)
         if not isinstance(rules, Policy | LivePolicy):
-            raise InvalidRule(f"rules are a file, a Ruleset, a Policy or a LivePolicy, not {short(rules)}")
+            raise InvalidRule(f"rules must be a file, a Ruleset, a Policy or a LivePolicy, not {short(rules)}")
         self._rules: LivePolicy | _Fixed = _Fixed(rules) if isinstance(rules, Policy) else rules
         self.seal = Seal()
-        """By which charges are known as those of processes that share the store."""
+        """Identifies charges as those of processes that share the store."""
         self.observer: Observer | None = None
 
     def open(self) -> None:
-        """Begin to watch a file, unless the caller does that."""
+        """Start watching the file, unless the caller does."""
         if self._own and isinstance(self._rules, Live):
             self._rules.start()
 
     def observed(self, observer: Observer) -> Verbs:
-        """Return the same verbs as a service has them."""
+        """Return the same verbs with an observer."""
         observed = copy(self)
         observed.observer = observer
         return observed
@@ -145,30 +141,30 @@ class Verbs:
         return self._rules.value
 
     def mode_of(self, rule_id: str) -> Mode:
-        """Return what is answered for a rule while the store is away."""
+        """Return how to decide by a rule while the store is unavailable."""
         compiled = self.policy.rules.get(rule_id)  # None: a reload has just removed it
         return (compiled.rule.on_store_failure if compiled else None) or self._mode
 
     def refusal_of(self, rule_id: str) -> tuple[int, str]:
-        """Return the status and the message of a rule's refusals; without a message, the limit says it."""
+        """Return the status and the message of a rule's refusals; without a message, it describes the limit."""
         compiled = self.policy.rules.get(rule_id)
         return (compiled.rule.refusal_status, compiled.rule.refusal_message) if compiled else (429, "")
 
     def mode_of_limit(self, limit: Limit) -> Mode:
-        """Return the same for a limit of a rule."""
+        """Return how to decide by a limit while the store is unavailable."""
         return self.mode_of(rule_id_of(limit.space))
 
     def statistics(self) -> LoadStatistics | None:
-        """Return how loading the rules went; None where they do not change."""
+        """Return the statistics of loading the rules; None if they are constant."""
         return self._rules.statistics() if isinstance(self._rules, Live) else None
 
     def close(self) -> None:
-        """Stop watching a file, unless the caller does that."""
+        """Stop watching the file, unless the caller does."""
         if self._own and isinstance(self._rules, Live):
             self._rules.close()
 
-    def asked(self, request: Request, before: SelectedCheck | None = None) -> SelectedCheck:
-        """Return what is to be asked of the store; that is `before`, of the same request, as long as it holds."""
+    def select(self, request: Request, before: SelectedCheck | None = None) -> SelectedCheck:
+        """Select the limits of a request; return `before`, of the same request, while it is valid."""
         policy, now = self._rules.value, time_ns() // 1000 if self._now is None else self._now()
         if before is not None and before.policy is policy:
             selection = before.selection
@@ -185,50 +181,53 @@ class Verbs:
         call = Call(_CHECK, plan, cost, b"", None, tried) if cost and len(tried) == len(shadow) else None
         return SelectedCheck(request, selection, call, policy)
 
-    def answered(self, asked: SelectedCheck, decision: Decision, began: int = 0) -> Ruling:
-        """End a check whose one call the store has answered; for an observer it `began` at that nanosecond."""
-        selection = asked.selection
+    def conclude(self, selected: SelectedCheck, decision: Decision, began: int = 0) -> Ruling:
+        """Complete a check by the decision about its call; `began` is in nanoseconds, for an observer."""
+        selection = selected.selection
         tried = shadow_limits(selection.shadow, decision.shadow) if selection.shadow else NOTHING_TRIED
-        ruling = ruling_of(selection, decision if selection.enforced.plan else None, asked.policy.version, tried)
+        ruling = ruling_of(selection, decision if selection.enforced.plan else None, selected.policy.version, tried)
         if self.observer is not None:
-            self.observer.decided(ruling, asked.request, perf_counter_ns() - began)
+            self.observer.decided(ruling, selected.request, perf_counter_ns() - began)
         return ruling
 
     def check(
-        self, asked: SelectedCheck, began: int = 0, verb: Verb = Verb.CHECK, idempotency_key: str = ""
+        self, selected: SelectedCheck, began: int = 0, verb: Verb = Verb.CHECK, idempotency_key: str = ""
     ) -> Flow[Ruling]:
-        """Go on with a check that takes no call, or several."""
-        call = Call(verb, (), asked.request.cost)
-        once = _once(asked.request, idempotency_key) if verb is Verb.CHECK_ONCE else None
-        ruling = yield from ruled(asked.selection, call, asked.policy.version, once)
+        """Complete a check that takes no call, or several."""
+        call = Call(verb, (), selected.request.cost)
+        once = _once(selected.request, idempotency_key) if verb is Verb.CHECK_ONCE else None
+        ruling = yield from run_selected(selected.selection, call, selected.policy.version, once)
         if self.observer is not None:
-            self.observer.decided(ruling, asked.request, perf_counter_ns() - began)
+            self.observer.decided(ruling, selected.request, perf_counter_ns() - began)
         return ruling
 
     def check_once(self, request: Request, idempotency_key: str) -> Flow[Ruling]:
         began = perf_counter_ns()
-        return self.check(self.asked(request), began, Verb.CHECK_ONCE, checked_once(idempotency_key))
+        return self.check(self.select(request), began, Verb.CHECK_ONCE, checked_once(idempotency_key))
 
     def peek(self, request: Request) -> Flow[Ruling]:
         began = perf_counter_ns()
-        ruling = yield from self._ruled(request, Verb.PEEK)
+        ruling = yield from self._run(request, Verb.PEEK)
         if self.observer is not None:
-            self.observer.looked(perf_counter_ns() - began)
+            self.observer.peeked(perf_counter_ns() - began)
         return ruling
 
     def is_passed(self, client_id: str, rule_id: str) -> Flow[Passed]:
         began, now = perf_counter_ns(), self.clock.now()
-        asked = self.asked(self.policy.request_of(client_id, rule_id))
-        return passed((yield from self.check(asked, began)), now)
+        selected = self.select(self.policy.request_of(client_id, rule_id))
+        return as_passed((yield from self.check(selected, began)), now)
 
     def joint_check(self, requests: Sequence[JointRequest], before: JointCheck | None = None) -> JointCheck:
-        """Return what requests that pass together ask of the store; that is `before`, of the same, while it holds."""
+        """Select the limits of requests that pass together; return `before`, of the same, while it is valid."""
         policy, now = self._rules.value, time_ns() // 1000 if self._now is None else self._now()
         return before if before is not None and before.holds(policy, now) else JointCheck(policy, requests, now)
 
     def check_together(self, check: JointCheck) -> Flow[tuple[Ruling, ...]]:
         began = perf_counter_ns()
-        rulings = yield from check.flow()
+        return self.conclude_together(check, (yield from check.flow()), began)
+
+    def conclude_together(self, check: JointCheck, rulings: tuple[Ruling, ...], began: int) -> tuple[Ruling, ...]:
+        """Complete a joint check that has its rulings."""
         if self.observer is not None:
             elapsed_ns = perf_counter_ns() - began
             for part, ruling in zip(check.parts, rulings, strict=True):
@@ -239,24 +238,24 @@ class Verbs:
         return rulings
 
     def use_up(self, part: JointRequest) -> Flow[None]:
-        selection = selected(self.policy, part, self.clock.now())
+        selection = selection_of(self.policy, part, self.clock.now())
         for limits in (selection.enforced, *selection.shadow):
-            yield from used_up(limits.plan, part.request.cost)
+            yield from use_up_plan(limits.plan, part.request.cost)
 
-    def sealing(self) -> Flow[None]:
-        """Find out the secret by which charges are sealed."""
+    def fetch_secret(self) -> Flow[None]:
+        """Get the secret that seals charges."""
         if not self.seal:
-            yield from self._learning()
+            yield from self._learn_secret()
 
-    def _learning(self) -> Flow[None]:
-        """Ask for the secret, unless that was in vain in the last second: refusals must not cost the store much."""
+    def _learn_secret(self) -> Flow[None]:
+        """Request the secret, unless that failed within the last second: refusals must not load the store."""
         seal = self.seal
-        before = seal.asked_at
+        before = seal.failed_at
         if not before or self.clock.ticks() - before >= SECOND:
             seal.learn((yield seal.calls()), self.clock.ticks())
 
     def charge_of(self, ruling: Ruling) -> Flow[str]:
-        yield from self.sealing()
+        yield from self.fetch_secret()
         return charge_of(ruling, self.seal)
 
     def refund(self, request: Request | Ruling, charge: str = "") -> Flow[Ruling]:
@@ -265,26 +264,26 @@ class Verbs:
             selection = request.selection
             if not isinstance(selection, Selection) or request.is_joint:
                 raise UsageError(
-                    "one of several requests that passed together is refunded by its request, not by its ruling; "
-                    "and the ruling of a client by that client"
+                    "to refund one of several requests that passed together, pass the request, not its ruling; "
+                    "to refund a ruling of a client, use that client"
                 )
-            ruling = yield from self._given_back(selection, named_charge(request), policy)
+            ruling = yield from self._refund(selection, named_charge(request), policy)
         elif charge != "":
             check_text(charge=charge)
-            named = yield from self._opened(charge)
-            selection = policy.select(request, self.clock.now(), asking=False)
-            ruling = yield from self._given_back(selection, named, policy)
+            named = yield from self._read_charge(charge)
+            selection = policy.select(request, self.clock.now(), takes_cost=False)
+            ruling = yield from self._refund(selection, named, policy)
         else:
-            ruling = yield from self._ruled(request, Verb.REFUND)
+            ruling = yield from self._run(request, Verb.REFUND)
         if self.observer is not None and ruling.matched:
             self.observer.refunded()
         return ruling
 
     def undo(self, rulings: Sequence[Ruling]) -> Flow[None]:
         charges = {}
-        if all(ruling.allowed for ruling in rulings):  # else those that passed together took nothing
+        if all(ruling.allowed for ruling in rulings):  # else nothing was taken
             for ruling in rulings:
-                for limit, part in taken_by(ruling):  # several share one decision where they have taken it together
+                for limit, part in taken_by(ruling):  # several share one decision if they were charged together
                     charges[id(part)] = refund_of((limit,), part)
         if charges:
             yield list(charges.values())
@@ -293,8 +292,8 @@ class Verbs:
 
     def reset(self, request: Request) -> Flow[Reset]:
         policy = self.policy
-        selection = policy.select(request, self.clock.now(), asking=False)
-        if selection.reason and selection.verdict is Verdict.UNLIMITED:  # an operator's mistake, whatever checks do
+        selection = policy.select(request, self.clock.now(), takes_cost=False)
+        if selection.reason and selection.verdict is Verdict.UNLIMITED:  # an operator's mistake, even if checks pass
             raise UnknownRule(request.rule_id, policy.rules)
         names = {principal_name(name) for name in request.principal}
         plans, own, shared = list[Plan](), dict[str, None](), dict[str, None]()
@@ -310,13 +309,13 @@ class Verbs:
                 plans.append(tuple(chosen))
         if plans:
             yield [Call(Verb.RESET, plan) for plan in plans]
-        return self._recorded(request, Reset(tuple(own), tuple(shared)))
+        return self._record(request, Reset(tuple(own), tuple(shared)))
 
     def reset_all(self, request: Request) -> Flow[Reset]:
         rules, shared, policy = list[str](), list[str](), self.policy
-        if isinstance(request, Request):  # whatever it is for
+        if isinstance(request, Request):  # at any endpoint
             request = Request(request.principal, tier=request.tier)
-        policy.select(request, self.clock.now(), asking=False)  # says what is wrong with it
+        policy.select(request, self.clock.now(), takes_cost=False)  # raises its errors
         principal = {principal_name(name): value for name, value in request.principal.items()}
         for rule_id, rule in policy.rules.items():
             counted = {name: principal[name] for name in rule.dimensions if name in principal}
@@ -326,42 +325,42 @@ class Verbs:
                 shared.append(rule_id)
                 continue
             named = Request(counted, tier=request.tier, rule_id=rule_id)
-            selection = policy.select(named, self.clock.now(), asking=False)
+            selection = policy.select(named, self.clock.now(), takes_cost=False)
             plans = [limits.plan for limits in (selection.enforced, *selection.shadow) if limits.plan]
             if plans:
                 yield [Call(Verb.RESET, plan) for plan in plans]
                 rules.append(rule_id)
-        return self._recorded(request, Reset(tuple(rules), tuple(shared)))
+        return self._record(request, Reset(tuple(rules), tuple(shared)))
 
     def explain(self, request: Request) -> Flow[Explained]:
         policy = self.policy
         explanation = explain(policy, request, self.clock.now())
         call = Call(Verb.PEEK, (), request.cost)
-        return joined(explanation, (yield from ruled(explanation.selection, call, policy.version)))
+        return with_states(explanation, (yield from run_selected(explanation.selection, call, policy.version)))
 
-    def _ruled(self, request: Request, verb: Verb) -> Flow[Ruling]:
+    def _run(self, request: Request, verb: Verb) -> Flow[Ruling]:
         policy = self.policy
-        selection = policy.select(request, self.clock.now(), asking=verb is not Verb.REFUND)
-        return ruled(selection, Call(verb, (), request.cost), policy.version)
+        selection = policy.select(request, self.clock.now(), takes_cost=verb is not Verb.REFUND)
+        return run_selected(selection, Call(verb, (), request.cost), policy.version)
 
-    def _given_back(self, selection: Selection, charge: NamedCharge, policy: Policy) -> Flow[Ruling]:
-        """Give back what a charge took from the limits of a selection that are the same; says what is left."""
+    def _refund(self, selection: Selection, charge: NamedCharge, policy: Policy) -> Flow[Ruling]:
+        """Refund a charge to the limits of a selection that it took from; return a ruling with the remainder."""
         calls = [call for limits in (selection.enforced, *selection.shadow) for call in charge.refunds(limits.plan)]
         if calls:
             yield calls
-        return (yield from ruled(selection, Call(Verb.PEEK, ()), policy.version))
+        return (yield from run_selected(selection, Call(Verb.PEEK, ()), policy.version))
 
-    def _opened(self, charge: str) -> Flow[NamedCharge]:
-        """Return what a text names. Another secret may be in the store by now, if it has lost its data."""
-        yield from self.sealing()
+    def _read_charge(self, charge: str) -> Flow[NamedCharge]:
+        """Return the charge of a text. The store may have another secret by now, if it has lost its data."""
+        yield from self.fetch_secret()
         try:
             return parse(charge, self.seal)
         except InvalidCharge:
-            yield from self._learning()
+            yield from self._learn_secret()
             return parse(charge, self.seal)
 
-    def _recorded(self, request: Request, reset: Reset) -> Reset:
-        """Take note of a reset, or say why nothing was."""
+    def _record(self, request: Request, reset: Reset) -> Reset:
+        """Record a reset, or add the reason why nothing was reset."""
         if not reset:
             return structs.replace(reset, reason=why_not_reset(self.policy, request, self.clock.now()))
         if self.observer is not None:
@@ -378,45 +377,40 @@ def checked_mode(given: object, name: str = "on_store_failure") -> Mode:
 
 
 class _Once(NamedTuple):
-    """What a request with an idempotency key is remembered by."""
+    """The identity of a request with an idempotency key."""
 
     caller: Principal
     token: bytes
 
     def named(self, call: Call, shadow: str = "") -> Call:
-        """Return a call that is made once, for the rules that decide or for a shadow rule."""
+        """Return a call that counts once, for the enforced rules or for a shadow rule."""
         token = digest_of([self.token.hex(), shadow]) if shadow else self.token
         return msgspec.structs.replace(call, token=token, caller=self.caller)
 
 
 def _once(request: Request, idempotency_key: str) -> _Once:
-    """Return what a request is remembered by: its caller and what it asks for, whatever limits apply to it.
+    """Return the identity of a request: its caller, endpoint, cost and key, independent of the limits that apply.
 
-    The caller is the user, else the API key, else the address; else all that is known of the request.
+    The caller is the user, else the API key, else the address, else all facts about the request.
     """
     facts = facts_of(request)
     name = next((name for name in (USER, APIKEY, IP) if name in facts), "")
     caller = [name, facts[name]] if name else [each for fact in sorted(facts.items()) for each in fact]
-    asked = [f"{request.cost}", idempotency_key, facts[ENDPOINT], request.method.upper(), request.rule_id]
-    return _Once(bounded(facts[name]) if name else "", digest_of([*asked, *caller]))
+    identity = [f"{request.cost}", idempotency_key, facts[ENDPOINT], request.method.upper(), request.rule_id]
+    return _Once(bounded(checked_principal(facts[name])) if name else "", digest_of([*identity, *caller]))
 
 
-def ruled(selection: Selection, what: Call, version: int, once: _Once | None = None) -> Flow[Ruling]:
-    """Ask the store what the policy says is to be asked.
+def run_selected(selection: Selection, what: Call, version: int, once: _Once | None = None) -> Flow[Ruling]:
+    """Run the verb of `what` with its cost on the limits of a selection.
 
-    Enforced limits are all or nothing. Shadow rules take their cost where the request passes, each on its own, as they
-    would if they were enforced; where it does not pass, they are only asked. For a check or a peek they travel with the
-    enforced ones, else they come after them. Of a shadow whose capacity is below the cost no store would take it: what
-    it has left is asked.
+    Enforced limits are all or nothing. If the request passes, each shadow rule takes its cost separately, as it would
+    if it were enforced; otherwise, shadow rules are only peeked at. For a check or a peek they are part of the same
+    call, else of a later one. A shadow rule with a capacity below the cost is only peeked at.
 
-    Args:
-        selection: what applies to a request.
-        what: the verb and the cost, which are the same for all calls.
-        version: of the policy.
-        once: of CHECK_ONCE.
+    `version` is that of the policy, and `once` the identity of a CHECK_ONCE.
     """
     cost = what.cost
-    verb = what.verb if cost else Verb.PEEK  # it takes nothing, and gives nothing back
+    verb = what.verb if cost else Verb.PEEK  # nothing to take or refund
     enforced, tried = selection.enforced, [limits for limits in selection.shadow if not limits.too_small]
     hopeless = [Call(Verb.PEEK, limits.plan) for limits in selection.shadow if limits.too_small]
     decision: Decision | None = None
@@ -426,13 +420,13 @@ def ruled(selection: Selection, what: Call, version: int, once: _Once | None = N
         answers = list((yield calls) if calls else ())
         if enforced.plan or tried:
             decision = answers.pop(0)
-        looked, told = iter(answers), iter(decision.shadow if decision is not None else ())
+        peeked, decided = iter(answers), iter(decision.shadow if decision is not None else ())
     else:
         if enforced.plan:
             call = Call(verb, enforced.plan, cost)
             call = once.named(call) if once else call
-            (decision,) = yield (call,)
-            answered_once(decision, call.token)
+            (answer,) = yield (call,)
+            decision = with_identity(answer, call.token)
         after = verb if decision is None or decision.allowed else Verb.PEEK
         calls = list(hopeless)
         for limits in tried:
@@ -440,17 +434,16 @@ def ruled(selection: Selection, what: Call, version: int, once: _Once | None = N
             rule_id = rule_id_of(limits.plan[0].space)
             calls.append(once.named(call, rule_id) if once and after is Verb.CHECK_ONCE else call)
         answers = list((yield calls) if calls else ())
-        for call, answer in zip(calls, answers, strict=True):
-            answered_once(answer, call.token)
-        looked, told = iter(answers[: len(hopeless)]), iter(answers[len(hopeless) :])
+        answers = [with_identity(answer, call.token) for call, answer in zip(calls, answers, strict=True)]
+        peeked, decided = iter(answers[: len(hopeless)]), iter(answers[len(hopeless) :])
     shadow = shadow_limits(
-        selection.shadow, [next(looked) if limits.too_small else next(told) for limits in selection.shadow]
+        selection.shadow, [next(peeked) if limits.too_small else next(decided) for limits in selection.shadow]
     )
     return ruling_of(selection, decision if enforced.plan else None, version, shadow)
 
 
-def used_up(plan: Plan, cost: int) -> Flow[None]:
-    """Take `cost` from each limit on its own, or what is left of it: it was used before it was asked for."""
+def use_up_plan(plan: Plan, cost: int) -> Flow[None]:
+    """Take `cost`, which was used already, from each limit separately, or what is left there."""
     for limit in plan:
         for _ in range(TRIES):
             (decision,) = yield (Call(Verb.PEEK, (limit,)),)

@@ -1,4 +1,4 @@
-"""The gateway: a file of a few lines becomes an Envoy that asks Headgate about every request; both are kept running.
+"""The gateway: a file of a few lines becomes an Envoy that consults Headgate about every request; both are supervised.
 
 ::
 

@@ -1,7 +1,7 @@
-"""Ways round a route that requires an identity: requests for what it guards that a route with less takes.
+"""Bypasses of a route that requires an identity: requests for its resources that match a route which requires less.
 
 Services may answer HEAD like GET, or read ``/ADMIN`` as ``/admin``, where Envoy does not. Only routes to the same
-servers matter: what another service makes of the request is not what is guarded.
+servers matter: another service does not have the protected resources.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ _LISTED = 3
 
 
 def bypasses(gateway: Gateway, *, by_case: bool) -> Iterator[tuple[int, str, str]]:
-    """Yield the number of a route that can be bypassed, how, and what prevents it.
-
-    Args:
-        gateway: whose routes they are.
-        by_case: whether other capitals count; not if the file says itself that they make another path.
-    """
+    """Yield the number of each route that can be bypassed, how, and a remedy; `by_case` includes other capitals."""
     hosts = sorted({ANYWHERE, *(host for route in gateway.routes for host in route.hosts)})
     by_case = by_case and not gateway.ignore_case
     found: dict[tuple[object, ...], dict[str, str]] = {_identity(route): {} for route in gateway.routes}
@@ -34,7 +29,9 @@ def bypasses(gateway: Gateway, *, by_case: bool) -> Iterator[tuple[int, str, str
         for at, route in enumerate(routes):
             if route.require == "none":
                 continue
-            covering = sorted(other for path in _above(route.path) for other in places.get(path, ()) if other != at)
+            whole = f"{route.path}/"  # this path and all its parents, without trailing slashes
+            above = [whole[:end] for end, character in enumerate(whole) if character == "/"]
+            covering = sorted(other for path in above for other in places.get(path, ()) if other != at)
             if host == ANYWHERE or any(routes[each].hosts for each in (at, *covering)):  # else it is as anywhere
                 before = [routes[each] for each in covering if each < at]
                 after = [routes[each] for each in covering if each > at]
@@ -54,44 +51,30 @@ def _around(
     numbers: Mapping[tuple[object, ...], int],
     by_case: bool,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the ways round a route at a host, by the routes that cover its path: those tried before it, and after."""
+    """Yield the bypasses of a route at a host, by routes that cover its path: those matched before it, and after."""
 
     def taking(others: list[GatewayRoute], methods: set[str]) -> Iterator[tuple[str, str]]:
-        """Yield the methods that other routes take, as text, and what such a route is and requires."""
+        """Yield the methods that other routes match, as text, and each such route with its requirement."""
         for other in others:
             taken = methods.intersection(other.methods or methods)
             methods = methods - taken
-            if taken and _asks_less(other, route) and _is_same_service(other, route, gateway):
+            requires_less = other.require != route.require and (other.require == "none" or route.require != "any")
+            if taken and requires_less and servers.intersection(gateway.services[other.service].endpoints):
                 some = [*(method for method in METHODS if method in taken)]
                 listed = ", ".join([*some[:_LISTED], *(["..."] if len(some) > _LISTED else [])])
                 yield listed, f"routes[{numbers[_identity(other)]}], which requires {other.require}"
 
-    own = {*route.methods} or {*METHODS}
-    for _, taker in taking(before, own):
+    servers = {*gateway.services[route.service].endpoints}
+    methods = {*route.methods} or {*METHODS}
+    for _, taker in taking(before, methods):
         yield f"at the host {host}, its requests go to {taker}", "Write hosts there, too: the host decides first."
-    for methods, taker in taking(after, {*METHODS} - own):
-        yield f"{methods} of it goes to {taker}", "Leave methods out, or write a route for the others."
+    for others, taker in taking(after, {*METHODS} - methods):
+        yield f"{others} of it goes to {taker}", "Leave methods out, or write a route for the others."
     letters = [each for each in after if route.path[len(each.path) :].upper() != route.path[len(each.path) :].lower()]
-    for _, taker in taking(letters, own) if by_case else ():
-        message = f"in other capitals, such as {route.path.upper()}, it goes to {taker}"
-        yield message, "Write ignore_case: true, or false if the service tells them apart, too."
+    for _, taker in taking(letters, methods) if by_case else ():
+        message = f"in other letter case, such as {route.path.upper()}, it goes to {taker}"
+        yield message, "Write ignore_case: true, or false if the service is case-sensitive as well."
 
 
 def _identity(route: GatewayRoute) -> tuple[object, ...]:
-    """Return what no two routes have in common."""
     return route.path, route.hosts, route.methods
-
-
-def _above(path: str) -> list[str]:
-    """Return a path and all that it is below, without slashes at their ends."""
-    whole = f"{path}/"
-    return [whole[:at] for at, character in enumerate(whole) if character == "/"]
-
-
-def _asks_less(other: GatewayRoute, route: GatewayRoute) -> bool:
-    return other.require != route.require and (other.require == "none" or route.require != "any")
-
-
-def _is_same_service(one: GatewayRoute, other: GatewayRoute, gateway: Gateway) -> bool:
-    first, second = ({*gateway.services[each.service].endpoints} for each in (one, other))
-    return not first.isdisjoint(second)

@@ -1,4 +1,4 @@
-"""Envoy's routes: which requests go to which service, and what Headgate is told about each of them.
+"""Envoy's routes: which requests go to which service, with the settings of each for Headgate.
 
 The host decides first: routes that name it come before those with a wildcard, and these before those for any. Among
 them the longest path wins, then the one that names the method; the order of the file does not matter.
@@ -7,7 +7,7 @@ them the longest path wins, then the one that names the method; the order of the
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from string import ascii_letters, digits
 from typing import Any
 
@@ -17,43 +17,25 @@ from headgate.web.headers import EXPOSED
 
 Json = dict[str, Any]
 EXTENSION = "type.googleapis.com/envoy.extensions."
+_NAMES = "cors header_mutation jwt_authn ext_authz rbac buffer ratelimit header_to_metadata router"
 CORS, TRAILERS, JWT, AUTHORIZATION, REQUIREMENT, BODY, RATE_LIMIT, COST, ROUTER = (
-    f"envoy.filters.http.{name}"
-    for name in (
-        *(
-            "cors",
-            "header_mutation",
-            "jwt_authn",
-            "ext_authz",
-            "rbac",
-            "buffer",
-            "ratelimit",
-            "header_to_metadata",
-            "router",
-        ),
-    )
+    f"envoy.filters.http.{name}" for name in _NAMES.split()
 )
-"""The names of filters, by which routes say what is different for them."""
+"""The names of filters, under which routes have settings for them."""
 ROUTE_TABLE = "gateway"
-"""The name of all routes together."""
 COST_KEY = "cost"
-"""Where the cost that a response tells is kept, in the metadata of `COST`."""
+"""The key of a response's cost in the metadata of `COST`."""
 _COST_DIGITS = 9
-"""Of a cost that a response tells: more than any limit, and less than where Envoy's numbers end."""
+"""Digits of a response's cost: more than any limit has, and within Envoy's numbers."""
 UNDECIDED = "x-envoy-auth-failure-mode-allowed"
-"""The header of requests that pass though nobody has decided about them. Clients cannot send it."""
-_ASCII = 128
+"""The header of requests that pass without a decision. Clients cannot send it."""
 _PATH_KEY = "path"
-"""And the path that was decided about."""
+"""The key of the path that was decided about."""
 _RETRIED = "connect-failure,refused-stream,reset-before-request"
-"""What is tried again: none of it has reached a server, so any method may be."""
-_UPGRADING: Json = {
-    "header": {"key": "connection", "value": "upgrade"},
-    "append_action": "OVERWRITE_IF_EXISTS",
-}
-_USUAL_HEADERS = ("authorization", "content-type")
+"""Failures that are retried, whatever the method: the request has not reached a server."""
+_UPGRADING: Json = {"header": {"key": "connection", "value": "upgrade"}, "append_action": "OVERWRITE_IF_EXISTS"}
 _HOST = r"(?:[A-Za-z0-9_~-]+(?:\.[A-Za-z0-9_~-]+)*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
-"""Two Host lines are one with a comma to Envoy, and either of them to some services. A last dot is gone already."""
+"""Envoy joins two Host lines with a comma; some services read either of them. A trailing dot is already removed."""
 _HEX, _TRAIL = "[0-9A-Fa-f]", "%[89ABab][0-9A-Fa-f]"
 _ENCODED = (
     *(f"%[2-7]{_HEX}", f"%(?:[Cc][2-9A-Fa-f]|[Dd]{_HEX}){_TRAIL}", f"%[Ee]0%[ABab]{_HEX}{_TRAIL}"),
@@ -61,25 +43,32 @@ _ENCODED = (
     *(f"%[Ff]0%[9ABab]{_HEX}{_TRAIL}{_TRAIL}", f"%[Ff][1-3]{_TRAIL}{_TRAIL}{_TRAIL}"),
     f"%[Ff]4%8{_HEX}{_TRAIL}{_TRAIL}",
 )
-"""Characters as UTF-8, without the first that control."""
+"""Encoded characters of UTF-8, without ASCII control characters."""
 _PATH = rf"(?:[A-Za-z0-9_.~!$&'()*+,=:@/\[\]-]|{'|'.join(_ENCODED)})+(?:\?.*)?"
 _AMBIGUOUS = f"[^?]*%(?:2[Ff]|5[Cc]|3[Bb]|7[Ff]|25{_HEX}{_HEX}).*"
-"""Of these, what servers read differently. A semicolon is refused as well: only some cut off what follows."""
+"""Encoded characters that servers interpret differently, and the semicolon, which some read as the end of the path."""
 _AS_THEY_ARE = frozenset(f"{ascii_letters}{digits}_.~/-")
-"""Characters that stand in every path as they are when Envoy looks for its route. Others may be encoded or not."""
+"""Characters that are never encoded when Envoy looks for a route. Others may be."""
 _NOWHERE: Json = {"match": {"prefix": "/"}, "direct_response": {"status": 404}}
-"""The route of all other requests: Envoy does not ask about a request without one, and scanners are limited, too."""
-_TOLD = ("user", "apikey", "ip", "tenant", "tier")
-"""Entries of the descriptor about a response, whose verified values ext_authz has left under the same names."""
+"""The route of all other requests. Without a route, Envoy does not call Headgate, and scanners would not be limited."""
+_CALLER = ("user", "apikey", "ip", "tenant", "tier")
+"""Entries of the descriptor of a response, with the verified values that ext_authz left under the same names."""
+
+
+def typed_config(kind: str, **settings: Any) -> Json:
+    """Return the settings of one of Envoy's extensions, with their type."""
+    return {"@type": f"{EXTENSION}{kind}", **settings}
+
+
+def extension(name: str, kind: str, **settings: Any) -> Json:
+    return {"name": name, "typed_config": typed_config(kind, **settings)}
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as Envoy reads them."""
     return f"{seconds:.3f}s"
 
 
 def route_configuration(gateway: Gateway) -> Json:
-    """Return all routes of a gateway."""
     hosts = {ANYWHERE, *(host for route in gateway.routes for host in route.hosts)}
     return {
         "name": ROUTE_TABLE,
@@ -91,7 +80,6 @@ def route_configuration(gateway: Gateway) -> Json:
 
 
 def redirect_configuration(port: int) -> Json:
-    """Return routes that lead to HTTPS, whatever is asked for."""
     action = {"https_redirect": True, "port_redirect": port, "response_code": "PERMANENT_REDIRECT"}
     everywhere = {"match": {"prefix": "/"}, "redirect": action}
     return {"name": "redirect", "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [everywhere]}]}
@@ -102,60 +90,58 @@ def _routes_of(host: str, gateway: Gateway) -> Iterator[Json]:
     yield _refusing(":path", _PATH, unless=True)
     yield _refusing(":path", _AMBIGUOUS)
     if host == ANYWHERE and any(name[0] == "[" for route in gateway.routes for name in route.hosts):
-        yield _refusing(":authority", r"\[.*")  # it may be another spelling of that address
+        yield _refusing(":authority", r"\[.*")  # perhaps another spelling of that address
     for route in in_order(host, gateway):
         yield from _entries(route, gateway)
     yield _NOWHERE
 
 
 def in_order(host: str, gateway: Gateway) -> Iterator[GatewayRoute]:
-    """Yield the routes for a host, in the order in which they are tried."""
-    found = [(rank, route) for route in gateway.routes if (rank := _nearness(host, route)) is not None]
-    for _, route in sorted(found, key=lambda each: (each[0], -len(each[1].path), not each[1].methods)):
+    """Yield the routes for a host, in the order of matching."""
+    ranked = []
+    for route in gateway.routes:
+        covering = [each for each in route.hosts if host == each or (each[0] == "*" and host.endswith(each[1:]))]
+        if covering or not route.hosts:
+            rank = min((len(host) - len(each) + (each != host) for each in covering), default=1000)
+            ranked.append((rank, -len(route.path), not route.methods, route))
+    for *_, route in sorted(ranked, key=lambda each: each[:3]):
         yield route
 
 
 def _refusing(header: str, pattern: str, *, unless: bool = False) -> Json:
-    """Return a route that answers 400 to requests whose header has, or has not, such a value. They are not counted."""
+    """Return a route that answers 400 if a header matches, or with `unless`, if it does not; nothing is counted."""
     found = {"name": header, "string_match": {"safe_regex": {"regex": pattern}}, "invert_match": unless}
-    kind = f"{EXTENSION}filters.http.ext_authz.v3.ExtAuthzPerRoute"
+    undecided = typed_config("filters.http.ext_authz.v3.ExtAuthzPerRoute", disabled=True)
     return {
         "match": {"prefix": "/", "headers": [found]},
         "direct_response": {"status": 400},
-        "typed_per_filter_config": {AUTHORIZATION: {"@type": kind, "disabled": True}},
+        "typed_per_filter_config": {AUTHORIZATION: undecided},
     }
 
 
-def _nearness(host: str, route: GatewayRoute) -> int | None:
-    """Return how exactly a route is for a host, 0 for exactly; None if it is not."""
-    if not route.hosts:
-        return 1000
-    covering = [each for each in route.hosts if host == each or (each[0] == "*" and host.endswith(each[1:]))]
-    return min((len(host) - len(each) + (each != host) for each in covering), default=None)
-
-
 def _entries(route: GatewayRoute, gateway: Gateway) -> Iterator[Json]:
-    """Return a route of Envoy for each method, and one for the questions that browsers ask before."""
+    """Return a route of Envoy for each method, and one for preflight requests."""
     match = _match(route.path, ignore_case=gateway.ignore_case)
     action = _action(route, gateway)
-    settings = _settings(route) | _undecided(route, gateway) | _cors(route, gateway)
-    if route.websocket or gateway.services[route.service].is_http2:  # a stream ends when both sides have said all
+    settings = _settings(route) | _refuse_undecided(route, gateway) | _cors(route, gateway)
+    if route.websocket or gateway.services[route.service].is_http2:  # its body may have no end
         settings[BODY] = {"@type": "type.googleapis.com/envoy.config.route.v3.FilterConfig", "disabled": True}
     entry: Json = {"route": action, "typed_per_filter_config": settings}
     if route.remove_credentials:
-        entry["request_headers_to_remove"] = _credentials(gateway)
-    if route.websocket:  # Connection goes on only with an upgrade, and could tell the service to forget headers of ours
+        keys = [] if gateway.api_keys is None else [gateway.api_keys.get("header", "x-api-key").lower()]
+        entry["request_headers_to_remove"] = [*keys, *(["authorization"] if gateway.issuers else [])]
+    if route.websocket:  # a client's Connection could name headers of ours, to be removed
         entry["request_headers_to_add"] = [_UPGRADING]
     if route.cors and route.methods:
-        asked = [_exactly(":method", "OPTIONS"), _filled("origin"), _filled("access-control-request-method")]
-        yield {"match": match | {"headers": asked}, **entry}
+        preflight = [_exactly(":method", "OPTIONS"), _present("origin"), _present("access-control-request-method")]
+        yield {"match": match | {"headers": preflight}, **entry}
     for each in route.methods or ("",):
         headers = {"headers": [_exactly(":method", each)]} if each else {}
         yield {"match": match | headers, **entry}
 
 
 def _match(path: str, *, ignore_case: bool) -> Json:
-    """Return what matches a path and all below it, in every spelling that gets so far."""
+    """Return the match of a path and all below it, in every spelling that is not refused before."""
     if path == "/":
         return {"prefix": "/"}
     if _AS_THEY_ARE.issuperset(path):
@@ -164,35 +150,29 @@ def _match(path: str, *, ignore_case: bool) -> Json:
 
 
 def _spelt(text: str, plain: Container[str] = _AS_THEY_ARE, *, ignore_case: bool = False) -> str:
-    """Return an expression for all spellings of canonical text, in which all but `plain` characters may be encoded."""
+    """Return an expression for all spellings of canonical text; all but `plain` characters may be encoded."""
     parts = []
     for part in re.findall("%[0-9A-F]{2}|.", text):
         code = int(part[1:], 16) if part[1:] else ord(part)
         encoded, itself = f"(?i:%{code:02X})", re.escape(chr(code))
-        parts.append(itself if part in plain else f"(?:{encoded}|{itself})" if code < _ASCII else encoded)
+        parts.append(itself if part in plain else f"(?:{encoded}|{itself})" if code < 128 else encoded)
     return "".join(["(?i)" * ignore_case, *parts])
 
 
 def _action(route: GatewayRoute, gateway: Gateway) -> Json:
     service = gateway.services[route.service]
     forever = 0.0 if route.websocket else service.timeout
-    action: Json = {
-        "cluster": service.name,
-        "timeout": duration(forever if route.timeout is None else route.timeout),
-        "retry_policy": {
+    action: Json = {"cluster": service.name, "timeout": duration(forever if route.timeout is None else route.timeout)}
+    if service.retries:
+        other_host = extension(
+            "envoy.retry_host_predicates.previous_hosts", "retry.host.previous_hosts.v3.PreviousHostsPredicate"
+        )
+        action["retry_policy"] = {
             "retry_on": _RETRIED,
             "num_retries": service.retries,
-            "retry_host_predicate": [
-                {
-                    "name": "envoy.retry_host_predicates.previous_hosts",
-                    "typed_config": {"@type": f"{EXTENSION}retry.host.previous_hosts.v3.PreviousHostsPredicate"},
-                }
-            ],
+            "retry_host_predicate": [other_host],
             "host_selection_retry_max_attempts": 3,
-        },
-    }
-    if not service.retries:
-        del action["retry_policy"]
+        }
     if route.websocket:
         action["upgrade_configs"] = [{"upgrade_type": "websocket"}]
     if route.rewrite:
@@ -203,29 +183,28 @@ def _action(route: GatewayRoute, gateway: Gateway) -> Json:
 
 
 def _settings(route: GatewayRoute) -> Json:
-    """Return what Headgate is told about all requests of a route."""
-    told = {
+    context = {
         "headgate.require": route.require,
         "headgate.cost": str(route.cost),
         "headgate.service": route.service,
         "headgate.credentials": "remove" if route.remove_credentials else "keep",
         **{f"headgate.attribute.{name}": value for name, value in sorted(route.attributes.items())},
     }
-    kind = f"{EXTENSION}filters.http.ext_authz.v3.ExtAuthzPerRoute"
-    settings: Json = {AUTHORIZATION: {"@type": kind, "check_settings": {"context_extensions": told}}}
+    check = {"context_extensions": context}
+    settings = {AUTHORIZATION: typed_config("filters.http.ext_authz.v3.ExtAuthzPerRoute", check_settings=check)}
     if route.cost_from_response:
         settings[COST] = _cost_rule(route.cost_from_response)
-        kind = f"{EXTENSION}filters.http.ratelimit.v3.RateLimitPerRoute"
-        settings[RATE_LIMIT] = {"@type": kind, "rate_limits": [_after_response(route)]}
+        limits = [_after_response(route)]
+        settings[RATE_LIMIT] = typed_config("filters.http.ratelimit.v3.RateLimitPerRoute", rate_limits=limits)
     return settings
 
 
-def _undecided(route: GatewayRoute, gateway: Gateway) -> Json:
-    """Return what refuses requests that were not decided and may not pass then.
+def _refuse_undecided(route: GatewayRoute, gateway: Gateway) -> Json:
+    """Return the settings that refuse requests without a decision, if they must not pass.
 
-    That is where the route requires an identity, for none is verified; and where the service would get a credential:
-    one that only a decision service elsewhere knows, or a key in the query, which Envoy can only take out if it is
-    answered so (its other ways to change a query decode it: ``a=%26b`` would become two parameters).
+    That is if the route requires an identity, since none was verified; and if the service would get a credential: one
+    that only a decision service elsewhere knows, or a key in the query, which Envoy removes only with a decision (its
+    other ways to change a query decode it: ``a=%26b`` would become two parameters).
     """
     parameter = (gateway.api_keys or {}).get("query", "")
     if route.require != "none" or (route.remove_credentials and gateway.decisions.remote):
@@ -237,58 +216,48 @@ def _undecided(route: GatewayRoute, gateway: Gateway) -> Json:
         return {}
     undecided = {"permissions": [which], "principals": [{"header": {"name": UNDECIDED, "present_match": True}}]}
     rules = {"action": "DENY", "policies": {"undecided": undecided}}
-    return {REQUIREMENT: {"@type": f"{EXTENSION}filters.http.rbac.v3.RBACPerRoute", "rbac": {"rules": rules}}}
-
-
-def _credentials(gateway: Gateway) -> list[str]:
-    """Return the headers that prove who callers are, as far as they are known here."""
-    keys = [] if gateway.api_keys is None else [gateway.api_keys.get("header", "x-api-key").lower()]
-    return [*keys, *(["authorization"] if gateway.issuers else [])]
+    return {REQUIREMENT: typed_config("filters.http.rbac.v3.RBACPerRoute", rbac={"rules": rules})}
 
 
 def _cost_rule(header: str) -> Json:
-    """Return what takes a header out of responses, and keeps the number that it begins with for `_after_response`.
+    """Return the settings that remove a header from responses, and keep the number it begins with as metadata.
 
-    Envoy alone would read ``nan`` and ``inf`` as numbers, which count as more than any limit. Of requests, the path is
-    kept as it came, without its query: of what is longer than 8 KiB Envoy keeps nothing.
+    Envoy alone would read ``nan`` and ``inf`` as numbers, which exceed any limit. The path of the request is kept as it
+    was sent, without its query: of a value longer than 8 KiB Envoy keeps nothing.
     """
-    digits = {"pattern": {"regex": f"^([0-9]{{0,{_COST_DIGITS}}}).*$"}, "substitution": r"\1"}
-    target = {"metadata_namespace": COST, "key": COST_KEY, "type": "NUMBER", "regex_value_rewrite": digits}
+    cost = {"pattern": {"regex": f"^([0-9]{{0,{_COST_DIGITS}}}).*$"}, "substitution": r"\1"}
     path = {"pattern": {"regex": r"^([^?]*).*$"}, "substitution": r"\1"}
-    asked = {"metadata_namespace": COST, "key": _PATH_KEY, "type": "STRING", "regex_value_rewrite": path}
-    return {
-        "@type": f"{EXTENSION}filters.http.header_to_metadata.v3.Config",
-        "request_rules": [{"header": ":path", "on_header_present": asked}],
-        "response_rules": [{"header": header, "on_header_present": target, "remove": True}],
-    }
+    in_response = {"metadata_namespace": COST, "key": COST_KEY, "type": "NUMBER", "regex_value_rewrite": cost}
+    in_request = {"metadata_namespace": COST, "key": _PATH_KEY, "type": "STRING", "regex_value_rewrite": path}
+    return typed_config(
+        "filters.http.header_to_metadata.v3.Config",
+        request_rules=[{"header": ":path", "on_header_present": in_request}],
+        response_rules=[{"header": header, "on_header_present": in_response, "remove": True}],
+    )
 
 
 def _after_response(route: GatewayRoute) -> Json:
-    """Return what is counted when a response is complete: by whom, as verified before, and how much.
+    """Return the descriptor that is counted when a response is complete: the verified caller, and the cost.
 
-    The number of hits is told beside the actions: within them it would have no effect.
+    The number of hits is beside the actions: within them it would have no effect.
     """
-    who: Iterable[Json] = (
+    callers = [
         {
-            "metadata": {
-                "descriptor_key": name,
-                "metadata_key": {"key": AUTHORIZATION, "path": [{"key": name}]},
-                "skip_if_absent": True,
-            }
+            "descriptor_key": name,
+            "metadata_key": {"key": AUTHORIZATION, "path": [{"key": name}]},
+            "skip_if_absent": True,
         }
-        for name in _TOLD
-    )
-    kept = {"key": COST, "path": [{"key": _PATH_KEY}]}  # for the header may be rewritten by then
-    what: Iterable[Json] = (
-        {"metadata": {"descriptor_key": "path", "metadata_key": kept}},
-        {"request_headers": {"header_name": ":method", "descriptor_key": "method"}},
-    )
-    known: Iterable[Json] = (
-        {"generic_key": {"descriptor_key": name, "descriptor_value": value}}
-        for name, value in sorted({**route.attributes, "service": route.service}.items())
-    )
+        for name in _CALLER
+    ]
+    path = {"key": COST, "path": [{"key": _PATH_KEY}]}  # the header may be rewritten by then
+    constants = sorted({**route.attributes, "service": route.service}.items())
     return {
-        "actions": [*who, *what, *known],
+        "actions": [
+            *({"metadata": caller} for caller in callers),
+            {"metadata": {"descriptor_key": "path", "metadata_key": path}},
+            {"request_headers": {"header_name": ":method", "descriptor_key": "method"}},
+            *({"generic_key": {"descriptor_key": name, "descriptor_value": value}} for name, value in constants),
+        ],
         "hits_addend": {"format": f"%DYNAMIC_METADATA({COST}:{COST_KEY})%"},
         "apply_on_stream_done": True,
     }
@@ -297,29 +266,27 @@ def _after_response(route: GatewayRoute) -> Json:
 def _cors(route: GatewayRoute, gateway: Gateway) -> Json:
     if route.cors is None:
         return {}
-    cors = route.cors
     key = (gateway.api_keys or {}).get("header", "x-api-key")
     methods = route.methods or [method for method in METHODS if method not in {"CONNECT", "TRACE"}]
-    return {
-        CORS: {
-            "@type": f"{EXTENSION}filters.http.cors.v3.CorsPolicy",
-            "allow_origin_string_match": [
-                {"safe_regex": {"regex": ".*"}} if origin == "*" else {"exact": origin} for origin in cors.origins
-            ],
-            "allow_methods": ", ".join(methods),
-            "allow_headers": ", ".join(dict.fromkeys((*_USUAL_HEADERS, key, *cors.headers))),
-            "expose_headers": EXPOSED,
-            "max_age": str(int(cors.max_age)),
-            "allow_credentials": cors.credentials,
-            "forward_not_matching_preflights": False,
-        }
-    }
+    policy = typed_config(
+        "filters.http.cors.v3.CorsPolicy",
+        allow_origin_string_match=[
+            {"safe_regex": {"regex": ".*"}} if origin == "*" else {"exact": origin} for origin in route.cors.origins
+        ],
+        allow_methods=", ".join(methods),
+        allow_headers=", ".join(dict.fromkeys(("authorization", "content-type", key, *route.cors.headers))),
+        expose_headers=EXPOSED,
+        max_age=str(int(route.cors.max_age)),
+        allow_credentials=route.cors.credentials,
+        forward_not_matching_preflights=False,
+    )
+    return {CORS: policy}
 
 
 def _exactly(header: str, value: str) -> Json:
     return {"name": header, "string_match": {"exact": value}}
 
 
-def _filled(header: str) -> Json:
-    """Return what matches a header with a value; without one, it is not a preflight to Envoy."""
+def _present(header: str) -> Json:
+    """Return a match of a header that is not empty: otherwise, Envoy does not see a preflight."""
     return {"name": header, "string_match": {"safe_regex": {"regex": ".+"}}}

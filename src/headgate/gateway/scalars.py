@@ -1,23 +1,18 @@
-"""The values that gateway files are made of: times, ports, hosts, paths, and files, which are read at once."""
+"""Values in gateway files: times, ports, hosts, and paths."""
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
-from headgate.config.problems import Findings, ProblemKind, shown
+from headgate.config.problems import Findings, shown
 from headgate.config.problems import Path as Place
-from headgate.config.schema import Form, ListOf, Meaningless, Scalar, Schema
+from headgate.config.schema import Form, ListOf, Meaningless, OrWord, Scalar, Schema
 from headgate.config.times import length
 from headgate.core.quota import SECOND
-from headgate.files import UnreadableFile, content_of
 from headgate.policy.paths import normalised
 from headgate.policy.request import InvalidRequest
-from headgate.server.identity.loading import MAX_KEY_FILE
 from headgate.web.errors import InvalidSettings
 from headgate.web.lines import header_name
 
@@ -28,15 +23,10 @@ _HOST_PORT = rf"(?:{_NAME}|\[[0-9A-Fa-f:.]+\]):[0-9]{{1,5}}"
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """A length of time between two, in seconds; with `none`, that word is 0."""
-
     low: float
     high: float
-    none: bool = False
 
     def read(self, value: object, path: Place, findings: Findings) -> float | None:
-        if self.none and value == "none":
-            return 0.0
         if value == 0 and type(value) is int and not self.low:
             return 0.0
         read = length().read(value, path, findings)
@@ -44,13 +34,12 @@ class Seconds:
             return None
         if not self.low <= read / SECOND <= self.high:
             message = f"{shown(value)} is not from {self.low:g} s to {self.high:g} s"
-            findings.add(path, message, kind=ProblemKind.MEANING)
+            findings.reject(path, message)
             return None
         return float(read / SECOND)
 
     def schema(self) -> Schema:
-        zero = [] if self.low else [{"enum": [0]}]
-        return {"anyOf": [length().schema(), *zero, *([{"enum": ["none"]}] if self.none else [])]}
+        return {"anyOf": [length().schema(), *([] if self.low else [{"const": 0}])]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +59,11 @@ class OneOrMore:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamEndpoint:
-    """One server of a service."""
-
     host: str
     port: int
 
     @property
     def is_address(self) -> bool:
-        """Whether nothing has to be looked up."""
         try:
             ip_address(self.host)
         except ValueError:
@@ -150,46 +136,9 @@ PATH = Scalar(
 HEADER = Scalar(
     {"type": "string", "minLength": 1, "maxLength": 64}, "is not a header", "a name such as x-api-key", _header
 )
+RESPONSE_TIME = OrWord("none", 0.0, Seconds(0.01, 86_400))
 ORIGIN = Scalar(
     {"type": "string", "pattern": rf"^(?:\*|https?://(?:{_NAME})(?::[0-9]{{1,5}})?)$", "maxLength": 260},
     "is not an origin",
     "scheme and host, such as https://app.example.com, or '*'",
 )
-
-
-class Folder:
-    """Where the files are that a file names; they are read once, and what is wrong with one is noted.
-
-    Args:
-        path: of the folder.
-        findings: where that is noted.
-        reading: called with each of them before it is read.
-    """
-
-    def __init__(self, path: Path, findings: Findings, reading: Callable[[Path], object]) -> None:
-        self.path, self._findings, self._reading = path, findings, reading
-
-    def named(self, name: str) -> Path:
-        """Return where a file is, which is about to be read."""
-        file = self.path / name
-        self._reading(file)
-        return file
-
-    def text(self, place: Place, name: str) -> str | None:
-        """Return what is in a file; None if it cannot be used."""
-        file = self.named(name)
-        try:
-            return content_of(file, MAX_KEY_FILE).decode()
-        except (UnreadableFile, UnicodeDecodeError) as error:
-            why = error if isinstance(error, UnreadableFile) else f"is not text: {error}"
-            self._findings.add(place, f"{shown(str(file))} {why}", kind=ProblemKind.MEANING)
-            return None
-
-    def authorities(self, place: Place, name: str) -> str | None:
-        """Return certificates of authorities, as PEM: those of a file or, if none is named, of the system."""
-        usual = ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"
-        text = self.text((*place, "ca") if name else place, name or usual)
-        if text is not None and "BEGIN CERTIFICATE" not in text:
-            self._findings.add((*place, "ca"), "has no certificate", "a PEM file", kind=ProblemKind.MEANING)
-            return None
-        return text

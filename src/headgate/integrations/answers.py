@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -30,6 +30,9 @@ from headgate.web.headers import (
 )
 from headgate.web.problem import LimitTexts, ProblemDocument
 
+_Limit: TypeAlias = tuple[LimitFields[Any], LimitTexts]
+"""The prepared parts of responses about one limit."""
+
 
 class Refusal(msgspec.Struct, frozen=True):
     """Why a request is refused, and the response."""
@@ -52,7 +55,6 @@ class Refusal(msgspec.Struct, frozen=True):
 
     @property
     def detail(self) -> str:
-        """The reason, as a sentence."""
         return self.problem.detail or problem.NOT_ADMITTED
 
     @property
@@ -72,7 +74,7 @@ class Answers:
     Args:
         headers: which header fields; None: none.
         spelling: the framework's form of header fields.
-        mode_of: returns what is answered for a rule while the store is unavailable.
+        mode_of: returns the mode of a rule while the store is unavailable.
         refusal_of: returns the status and the message of a rule's refusals; None for quotas.
     """
 
@@ -80,40 +82,32 @@ class Answers:
         self,
         headers: ResponseHeaders | None,
         spelling: Spelling[Any],
-        mode_of: Callable[[str], Mode] | None,
+        mode_of: Callable[[str], str | None],
         refusal_of: Callable[[str], tuple[int, str]] | None = None,
     ) -> None:
         if headers is not None and not isinstance(headers, ResponseHeaders):
             raise InvalidSettings(f"headers must be ResponseHeaders(...), or None for no fields, got {short(headers)}")
-        self._writer = HeaderWriter(headers, spelling) if headers is not None else None
+        self._has_fields, self._writer = headers is not None, HeaderWriter(headers or ResponseHeaders(), spelling)
         self._mode_of, self._refusal_of = mode_of, refusal_of
         self._prepared = Prepared(self._prepare, MOST_PREPARED)
         self._unstored = spelling("Cache-Control")("no-store")
 
-    def fields(self, names: Sequence[str], decision: Decision | None, now: int) -> list[Any]:
-        """Return the header fields of a decision, with the name of the budget or rule of each limit.
-
-        `now` is as for `ResponseHeaders.of`.
-        """
-        if self._writer is None or decision is None:
+    def fields(self, rulings: Sequence[Ruling], now: int) -> list[Any]:
+        """Return the header fields of rulings about one request; `now` is as for `ResponseHeaders.of`."""
+        if not self._has_fields:
             return []
-        if decision.made_of:
-            return self._fields(decision, self._limits(names, decision), now)
-        limit: Any = self._prepared.of(names[0], decision.quota)[0]
-        return self._writer.write(decision, limit, -(-(now + decision.reset_after_us) // SECOND))
-
-    def joint_fields(self, outcomes: Sequence[tuple[tuple[str, ...], Decision | None]], now: int) -> list[Any]:
-        """Return the header fields of several decisions, each with its names."""
-        decided = [(names, decision) for names, decision in outcomes if decision is not None]
-        if not decided:
+        names: tuple[str, ...] = ()
+        parts: tuple[Decision, ...] = ()
+        for ruling in rulings:
+            if ruling.decision is not None:
+                names += ruling.rules
+                parts += ruling.decision.limits
+        if not parts:
             return []
-        if len(decided) == 1:
-            return self.fields(*decided[0], now)
-        names = sum([names for names, _ in decided], ())
-        return self.fields(names, combine([part for _, decision in decided for part in decision.limits]), now)
+        decision = combine(parts)
+        return self._fields(decision, self._limits(names, decision), now)
 
     def refusal(self, ruling: Ruling, now: int) -> Refusal:
-        """Return the refusal of a ruling."""
         decision = ruling.decision
         if decision is None:
             status = 403 if ruling.verdict is Verdict.DENIED else 503
@@ -121,14 +115,14 @@ class Answers:
             return Refusal(problem.of_status(status, detail), [self._unstored], ruling)
         limits = self._limits(ruling.rules, decision)
         texts = [each[1] for each in limits]
-        if decision.degraded and self._mode_of is not None and self._mode_of(ruling.rule_id) is Mode.DENY:
+        if decision.degraded and self._mode_of(ruling.rule_id) == Mode.DENY:
             document = ProblemDocument(503, problem.reduced(decision, texts))
         else:
             document = ProblemDocument(429, problem.exceeded(decision, texts))
             if self._refusal_of is not None:
                 status, message = self._refusal_of(ruling.rule_id)
                 document = ProblemDocument(status, problem.reworded(document.body, status, message))
-        fields = [self._unstored] if self._writer is None else self._fields(decision, limits, now)
+        fields = self._fields(decision, limits, now) if self._has_fields else [self._unstored]
         return Refusal(document, fields, ruling)
 
     def bad_request(self, error: Exception) -> Refusal:
@@ -137,21 +131,16 @@ class Answers:
             raise error
         return Refusal(problem.bad_request(str(error)), [self._unstored])
 
-    def _limits(self, names: Sequence[str], decision: Decision) -> Sequence[tuple[LimitFields[Any] | None, LimitTexts]]:
+    def _limits(self, names: Sequence[str], decision: Decision) -> Sequence[_Limit]:
         if not decision.parts:
             return (self._prepared.of(names[0], decision.quota),)
         distinct = policy_names(names, len(decision.parts))
         return [self._prepared.of(name, part.quota) for name, part in zip(distinct, decision.parts, strict=True)]
 
-    def _fields(
-        self, decision: Decision, limits: Sequence[tuple[LimitFields[Any] | None, LimitTexts]], now: int
-    ) -> list[Any]:
-        writer = self._writer
-        assert writer is not None  # noqa: S101  callers have checked
-        shown, few = (decision, limits) if len(limits) == 1 else most_shown(decision, limits)
-        fields = [each[0] for each in few if each[0] is not None]
+    def _fields(self, decision: Decision, limits: Sequence[_Limit], now: int) -> list[Any]:
+        shown, few = most_shown(decision, limits)
         reset_at = -(-(now + decision.reset_after_us) // SECOND)
-        return writer.write(shown, fields[shown.index], reset_at, writer.listed(fields))
+        return self._writer.write(shown, [each[0] for each in few], reset_at)
 
-    def _prepare(self, name: str, quota: Quota) -> tuple[LimitFields[Any] | None, LimitTexts]:
-        return self._writer.prepare(name, quota) if self._writer is not None else None, problem.prepare(name, quota)
+    def _prepare(self, name: str, quota: Quota) -> _Limit:
+        return self._writer.prepare(name, quota), problem.prepare(name, quota)

@@ -54,7 +54,7 @@ class RateLimitMiddleware:
 
     Args:
         app: the application.
-        gate: from `gate`, instead of settings: to reset keys, or to share it.
+        limiter: from `request_limiter`, instead of settings: to reset keys, or to share it.
         messages: how many messages a client may send over all its WebSocket connections, such as ``"10/s"``.
         on_message: what a message above that does: ``"close"`` closes the connection, ``"wait"`` delays it and all that
             follow.
@@ -74,38 +74,38 @@ class RateLimitMiddleware:
         self,
         app: Application,
         *,
-        gate: AsyncRequestLimiter | None = None,
+        limiter: AsyncRequestLimiter | None = None,
         messages: Quotas | Budget | None = None,
         on_message: str = "close",
         **settings: Unpack[LimiterSettings],
     ) -> None:
-        self.app, self._owned, self._waits = app, gate is None, on_message == "wait"
+        self.app, self._owned, self._waits = app, limiter is None, on_message == "wait"
         self._messages: tuple[Budget, ...] = ()
         self._error: UsageError | None = None
         self._is_checked = False
         try:
-            if gate is not None and settings:
-                raise InvalidSettings(f"the given gate has its own {', '.join(settings)}")
-            if gate is not None and gate.spelling is not as_bytes:
-                raise InvalidSettings("create the gate of an ASGI application by headgate.integrations.asgi.gate(...)")
+            if limiter is not None and settings:
+                raise InvalidSettings(f"the given limiter has its own {', '.join(settings)}")
+            if limiter is not None and limiter.spelling is not as_bytes:
+                raise InvalidSettings("create the limiter by headgate.integrations.asgi.request_limiter(...)")
             if on_message not in {"close", "wait"}:
                 raise InvalidSettings(f"on_message must be 'close' or 'wait', got {short(on_message)}")
-            self.gate = gate or AsyncRequestLimiter(settings, as_bytes)
+            self.limiter = limiter or AsyncRequestLimiter(settings, as_bytes)
             if messages is not None:
                 budget = messages if isinstance(messages, Budget) else Budget(limits=messages, name="messages")
-                self._messages = self.gate.validate(budget)
+                self._messages = self.limiter.validate(budget)
             if not self.has_routes:
                 self.check({})
         except UsageError as error:
             if not (self.is_made_late or _is_in_starlette(app)):
                 raise
-            self._error, self.gate, self._owned = error, AsyncRequestLimiter({}, as_bytes), True
+            self._error, self.limiter, self._owned = error, AsyncRequestLimiter({}, as_bytes), True
 
     def check(self, scope: Scope) -> None:
         """Check settings and routes, by the scope of the startup or of the first request. Raises UsageError."""
         if self._error is not None:
             raise self._error.with_traceback(None)
-        if not (self.limited_routes(scope) or self.gate.budgets or self._messages) and self.gate.enabled:
+        if not (self.limited_routes(scope) or self.limiter.budgets or self._messages) and self.limiter.enabled:
             raise nothing_limited(type(self).__name__.lstrip("_"))
         self._is_checked = True
 
@@ -114,7 +114,7 @@ class RateLimitMiddleware:
         return False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind, gate = scope["type"], self.gate
+        kind, limiter = scope["type"], self.limiter
         if kind not in _REQUESTS:
             await self._pass_on(kind, scope, receive, send)
             return
@@ -122,31 +122,31 @@ class RateLimitMiddleware:
             self.check(scope)
         client = scope.get("client")
         peer, lines = client[0] if client else None, scope["headers"]
-        exchange = scope[EXCHANGE] = _Exchange(
-            gate, scope, peer, lines, present=self.present, receive=receive, send=send
+        checks = self._check_message if self._messages else None
+        exchange = scope[EXCHANGE] = AsgiExchange(
+            limiter, scope, peer, lines, present=self.present, receive=receive, send=send, check_message=checks
         )
-        if gate.has_rules:
+        if limiter.has_rules:
             raw_path = scope.get("raw_path")
             exchange.path = raw_path.decode("latin-1") if raw_path else scope["path"]
             exchange.method = scope.get("method", "GET")
-        budgets, route = (gate.budgets, DEFAULT) if self.limits_of is None else self.limits_of(exchange, scope)
+        budgets, route = (limiter.budgets, DEFAULT) if self.limits_of is None else self.limits_of(exchange, scope)
         try:
-            refusal = await gate.check(exchange, budgets, route)
+            refusal = await limiter.check(exchange, budgets, route)
             if kind == "websocket":
                 await self._websocket(exchange, refusal, scope, receive, send)
             elif refusal is not None:
                 await self.refuse(refusal, scope, receive, send)
             else:
-                await self.app(scope, exchange.received, exchange.sent)
+                await self.app(scope, exchange.receive_message, exchange.send_message)
         except Exception:
             if exchange.is_open and not exchange.has_left:  # a client that disconnects gets no refund
-                await gate.run(exchange.fail())
+                await limiter.run(exchange.fail())
             raise
         finally:
             scope.pop(EXCHANGE, None)  # breaks a reference cycle
 
     async def refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a refused request."""
         await respond(refusal, scope, receive, send)
 
     async def _pass_on(self, kind: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,20 +162,19 @@ class RateLimitMiddleware:
             await self.app(scope, receive, send)
         finally:
             if kind == "lifespan" and self._owned:
-                await self.gate.close()
+                await self.limiter.close()
 
     async def _websocket(
-        self, exchange: Exchange, refusal: Refusal | None, scope: Scope, receive: Receive, send: Send
+        self, exchange: AsgiExchange, refusal: Refusal | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
         if refusal is not None:
             await receive()  # the connect message
             await deny(refusal, scope, receive, send)
             return
-        connection = _Connection(receive, send, exchange, self._check_message if self._messages else None)
         try:
-            await self.app(scope, connection.receive, connection.send)
+            await self.app(scope, exchange.receive_over_socket, exchange.send_over_socket)
         except Denied as denied:
-            if not connection.has_received:
+            if not exchange.has_received:
                 await receive()
             await deny(denied.refusal, scope, receive, send)
 
@@ -183,25 +182,30 @@ class RateLimitMiddleware:
         """Take the cost of a message; with ``on_message="wait"``, wait until that is possible."""
         details = connection.request, connection.peer, connection.lines, connection.path, connection.method
         while True:
-            refusal = await self.gate.check(Exchange(self.gate, *details), self._messages)
+            refusal: Refusal | None = await self.limiter.check(Exchange(self.limiter, *details), self._messages)
             if refusal is None or not self._waits or refusal.decision is None:
                 return refusal
             await asyncio.sleep(refusal.decision.retry_after)
 
 
-class _Exchange(Exchange, eq=False, kw_only=True):
-    """A request, with what its application receives and sends."""
+class AsgiExchange(Exchange, eq=False, kw_only=True):
+    """A request or a WebSocket connection, with what its application receives and sends."""
 
     receive: Receive
     send: Send
+    check_message: Callable[[Exchange], Awaitable[Refusal | None]] | None
+    has_received: bool = False
+    """Whether the application has received a message of a WebSocket connection."""
+    is_closed: bool = False
+    """Whether a refused message has closed the connection."""
 
-    async def received(self) -> Message:
+    async def receive_message(self) -> Message:
         message = await self.receive()
         if message["type"] == "http.disconnect":
             self.has_left = True
         return message
 
-    def sent(self, message: Message) -> Awaitable[None]:
+    def send_message(self, message: Message) -> Awaitable[None]:
         if self.is_open:
             return self._settle(message)
         return self.send(with_fields(message, self) if message["type"] == "http.response.start" else message)
@@ -219,39 +223,23 @@ class _Exchange(Exchange, eq=False, kw_only=True):
             self.has_left = True
             raise
 
+    async def send_over_socket(self, message: Message) -> None:
+        if not self.is_closed:
+            await self.send(with_fields(message, self) if message["type"] == "websocket.accept" else message)
 
-class _Connection:
-    """A WebSocket connection, as the application sees it."""
-
-    def __init__(
-        self,
-        receive: Receive,
-        send: Send,
-        exchange: Exchange,
-        check_message: Callable[[Exchange], Awaitable[Refusal | None]] | None,
-    ) -> None:
-        self._receive, self._send, self._exchange, self._check_message = receive, send, exchange, check_message
-        self.has_received = False
-        self._is_closed = False
-
-    async def send(self, message: Message) -> None:
-        if self._is_closed:  # by a refused message
-            return
-        await self._send(with_fields(message, self._exchange) if message["type"] == "websocket.accept" else message)
-
-    async def receive(self) -> Message:
-        message = await self._receive()
+    async def receive_over_socket(self) -> Message:
+        message = await self.receive()
         self.has_received = True
         if message["type"] == "websocket.disconnect":
-            self._exchange.has_left = True
-        if message["type"] != "websocket.receive" or self._check_message is None or self._is_closed:
+            self.has_left = True
+        if message["type"] != "websocket.receive" or self.check_message is None or self.is_closed:
             return message
-        refusal = await self._check_message(self._exchange)
+        refusal = await self.check_message(self)
         if refusal is None:
             return message
-        self._is_closed = True
+        self.is_closed = True
         reason = f"Too many messages. Retry in {refusal.retry_after or 1} s."
-        await self._send({"type": "websocket.close", "code": TRY_LATER, "reason": reason})
+        await self.send({"type": "websocket.close", "code": TRY_LATER, "reason": reason})
         return {"type": "websocket.disconnect", "code": TRY_LATER, "reason": reason}
 
 
@@ -267,7 +255,7 @@ def _is_in_starlette(app: Any) -> bool:
     return False
 
 
-def gate(**settings: Unpack[LimiterSettings]) -> AsyncRequestLimiter:
+def request_limiter(**settings: Unpack[LimiterSettings]) -> AsyncRequestLimiter:
     """Return a limiter to share between ASGI applications, or to reset keys."""
     return AsyncRequestLimiter(settings, as_bytes)
 
@@ -278,10 +266,7 @@ def with_fields(message: Message, exchange: Exchange) -> Message:
     if not fields:
         return message
     headers = list(message.get("headers", ()))
-    for name, _ in headers:
-        if name in _OURS:
-            break
-    else:
+    if _OURS.isdisjoint([name for name, _ in headers]):
         headers += fields
     return {**message, "headers": headers}
 

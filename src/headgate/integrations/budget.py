@@ -1,10 +1,10 @@
-"""What is limited: a `Budget` has quotas of its own, or names a rule of the engine, and says which requests count."""
+"""A `Budget`: quotas, or a rule of the engine, and the requests that count."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias, TypedDict
 
 from headgate.core.errors import InvalidCost, UsageError
@@ -17,14 +17,11 @@ Quotas: TypeAlias = str | Quota | Iterable[str | Quota]
 """Text such as "100/minute" or "10/s burst 20; 5000/day", a quota, or several of either."""
 QuotasOfKey: TypeAlias = Callable[[str], Quotas | Awaitable[Quotas]]
 """Returns the quotas of a key, such as those of a customer's plan."""
-NamedFamily: TypeAlias = tuple[tuple[str, ...], Family]
-"""Limits, and the name of each."""
-cached = lru_cache(maxsize=4096)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Budget:
-    """What is limited, and which requests count. Raises UsageError if it could never work.
+    """Quotas or a rule, and the requests that count. Raises UsageError if it could never work.
 
     Functions get the framework's request. In an asynchronous application they can be coroutine functions.
     """
@@ -53,11 +50,6 @@ class Budget:
     replaces: bool = False
     """Whether the limits for all routes do not apply to this one."""
 
-    is_final: bool = field(init=False, repr=False, compare=False, default=True)
-    """Whether the response cannot change what a request costs."""
-    families: Callable[[str], NamedFamily] = field(init=False, repr=False, compare=False)
-    """Returns the limits under the name of a route; there are none where they depend on the key."""
-
     def __post_init__(self) -> None:
         if (self.limits is None) == (self.rule is None):
             raise UsageError("set either limits, such as '100/minute', or rule, the id of a rule of the engine")
@@ -72,30 +64,24 @@ class Budget:
         for option in ("refund_on_error", "shadow", "replaces"):
             if not isinstance(getattr(self, option), bool):  # the text "false" would be true
                 raise UsageError(f"{option} must be True or False, got {short(getattr(self, option))}")
-        family = None
         if self.limits is not None and not callable(self.limits):
-            family = family_of(self.name or "default", self.limits)
-            if not callable(self.cost) and self.cost:
-                family.checked_cost(self.cost)
-        object.__setattr__(self, "is_final", self.count_when is None and not self.refund_on_error)
-        object.__setattr__(self, "families", cached(partial(_named, () if family is None else family.quotas)))
+            self._check_quotas(family_of(self.name or "default", self.limits))
+
+    def _check_quotas(self, family: Family) -> None:
+        if not isinstance(self.limits, str):
+            object.__setattr__(self, "limits", family.quotas)  # an iterator can be read once
+        if not callable(self.cost) and self.cost:
+            family.checked_cost(self.cost)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the response cannot change what a request costs."""
+        return self.count_when is None and not self.refund_on_error
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
-        """The functions among its options."""
         options = (self.limits, self.key, self.cost, self.exempt, self.count_when)
         return tuple([each for each in options if callable(each)])
-
-    def settles_like(self, other: Budget) -> bool:
-        """Whether both refund the same requests."""
-        return (self.count_when, self.refund_on_error) == (other.count_when, other.refund_on_error)
-
-    def family(self, name: str, quotas: Quotas | None = None) -> NamedFamily:
-        """Return the limits under a name, with the given quotas instead of its own."""
-        if quotas is None:
-            return self.families(name)
-        family = _family_of_text(name, quotas) if isinstance(quotas, str) else family_of(name, quotas)
-        return (name,) * len(family.quotas), family
 
 
 class CallTerms(TypedDict, total=False):
@@ -117,19 +103,17 @@ class BudgetSettings(CallTerms, total=False):
     replaces: bool
 
 
-def _named(quotas: Sequence[Quota], name: str) -> NamedFamily:
-    return (name,) * len(quotas), Family(name, quotas)
-
-
-def family_of(name: str, quotas: Quotas) -> Family:
-    """Return the limits of quotas. Raises InvalidQuota."""
-    parts = [quotas] if isinstance(quotas, str | Quota) else quotas
+def family_of(name: str, limits: Quotas) -> Family:
+    """Return the limits of quotas under a name. Raises InvalidQuota."""
+    if isinstance(limits, str):
+        return _family(name, limits)
+    parts = [limits] if isinstance(limits, Quota) else limits
     if not isinstance(parts, Iterable) or isinstance(parts, bytes):
         Quota.parse(parts)  # raises the error
-    found: list[Quota] = []
-    for part in parts:
-        found.extend([part] if isinstance(part, Quota) else Quota.parse(part))
-    return Family(name, found)
+    quotas = [[part] if isinstance(part, Quota) else Quota.parse(part) for part in parts]
+    return _family(name, tuple([quota for several in quotas for quota in several]))
 
 
-_family_of_text = cached(family_of)
+@lru_cache(maxsize=4096)
+def _family(name: str, quotas: str | tuple[Quota, ...]) -> Family:
+    return Family(name, Quota.parse(quotas) if isinstance(quotas, str) else quotas)

@@ -31,7 +31,7 @@ from headgate.core.quota import SECOND
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budget import Budget, BudgetSettings, Quotas, QuotasOfKey
 from headgate.integrations.exchange import Exchange
-from headgate.integrations.functions import CallRefused, Invocation, budget_of, exceeded, key_of
+from headgate.integrations.functions import CallRefused, Invocation, budget_of, key_of, limit_error
 from headgate.integrations.limiter import LimiterSettings, RequestLimiter
 from headgate.integrations.routes import function_name, require_name
 
@@ -50,58 +50,58 @@ class TaskLimits:
 
     def __init__(self, **settings: Unpack[LimiterSettings]) -> None:
         given: Any = {**settings, "key": key_of(settings.get("key"))}
-        self.gate = RequestLimiter(given)
+        self.limiter = RequestLimiter(given)
 
     def limit(self, limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Callable[[F], F]:
         """Return a decorator that limits a task, below that of Celery; see `Budget` for its options."""
         if terms.get("count_when") is not None:
             raise UsageError("a task has no response: count_when is for requests")
         given: Any = terms
-        (budget,) = self.gate.validate(budget_of(limits, given))
+        (budget,) = self.limiter.validate(budget_of(limits, given))
 
         def decorate(function: F) -> F:
             if isinstance(function, Task):
-                raise UsageError(f"{function.name} is a task already: put its limit below the decorator of Celery")
-            decorated: Any = self._decorated(function, budget)
+                raise UsageError(f"{function.name} is already a task: put its limit below the decorator of Celery")
+            decorated: Any = self._decorate(function, budget)
             limited: F = decorated
             return limited
 
         return decorate
 
-    def _decorated(self, function: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
-        gate, own_name = self.gate, function_name(function)
+    def _decorate(self, function: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
+        limiter, own_name = self.limiter, function_name(function)
         known: tuple[RequestLimiter, list[Budget]] | None = getattr(function, _LIMITS, None)
         if known is not None:  # all are decided together: a task waits in one queue only
-            if known[0] is not gate:
-                raise UsageError(f"{own_name} has limits already: use one TaskLimits for all limits of a task")
+            if known[0] is not limiter:
+                raise UsageError(f"{own_name} already has limits: use one TaskLimits for all limits of a task")
             known[1].insert(0, budget)
             return function
         budgets = [budget]
 
         @wraps(function)
         def limited(*args: Any, **kwargs: Any) -> Any:
-            exchange = Exchange(gate, Invocation(function, args, kwargs))
+            exchange = Exchange(limiter, Invocation(function, args, kwargs))
             if not _is_admitted():
                 name = own_name
                 if current_task and unwrap(current_task.run) is unwrap(function):
                     name = current_task.name
                 else:
                     require_name(function, budget)
-                refusal = gate.check(exchange, (*gate.budgets, *budgets), name)
+                refusal = limiter.check(exchange, (*limiter.budgets, *budgets), name)
                 if refusal is not None:
                     _defer(exchange, refusal, name)
                 if exchange.delay_us and _is_called():
-                    gate.clock.wait(threading.Event(), gate.clock.ticks() + exchange.delay_us)
+                    limiter.clock.wait(threading.Event(), limiter.clock.ticks() + exchange.delay_us)
                 elif exchange.delay_us:
                     _send_again(exchange.delay_us / SECOND, is_admitted=True)
                     raise Ignore
             try:
                 return function(*args, **kwargs)
             except Exception:
-                gate.run(exchange.fail())
+                limiter.run(exchange.fail())
                 raise
 
-        setattr(limited, _LIMITS, (gate, budgets))
+        setattr(limited, _LIMITS, (limiter, budgets))
         return limited
 
 
@@ -121,7 +121,7 @@ def _defer(exchange: Exchange, refusal: Refusal, name: str) -> None:
     if decision is None:
         raise CallRefused(refusal.detail, refusal.status)
     if _is_called():
-        raise exceeded(exchange, name, decision)
+        raise limit_error(exchange, name, decision)
     _send_again(decision.retry_after * (1 + SPREAD * random.random()), is_admitted=False)
     raise Ignore
 

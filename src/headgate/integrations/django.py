@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any, TypeVar, Unpack
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction
@@ -49,33 +49,14 @@ _PATHS = ("key", "cost", "exempt", "count_when", "on_refused", "limits", "engine
 """Settings that can be dotted paths."""
 
 
-class _Site:
-    """The limiters of this process: one for synchronous views, one for coroutines. In memory, they share a store."""
-
-    def __init__(self) -> None:
-        self._limiters: dict[bool, LimiterBase] = {}
-        self._settings: dict[str, Any] | None = None
-
-    def limiter(self, *, is_async: bool) -> Any:
-        """Return a limiter, created on first use."""
-        found = self._limiters.get(is_async)
-        if found is None:
-            if self._settings is None:
-                self._settings = _read_settings()
-            kind: Any = AsyncRequestLimiter if is_async else RequestLimiter
-            found = self._limiters[is_async] = kind(self._settings)
-        return found
-
-    def forget(self, *, setting: str, **_: Any) -> None:
-        """Read the settings again after a test has changed them."""
-        if setting == "HEADGATE":
-            self._limiters, self._settings = {}, None
+@cache
+def _site_limiter(*, is_async: bool) -> Any:
+    """Return the limiter of this process for coroutines, or for other views; in memory, they share a store."""
+    kind: Any = AsyncRequestLimiter if is_async else RequestLimiter
+    return kind(_read_settings())
 
 
-_SITE = _Site()
-setting_changed.connect(_SITE.forget, dispatch_uid="headgate")
-
-
+@cache
 def _read_settings() -> dict[str, Any]:
     given = getattr(conf.settings, "HEADGATE", None)
     if given is None:
@@ -93,6 +74,16 @@ def _read_settings() -> dict[str, Any]:
     return found
 
 
+def _forget(*, setting: str, **_: Any) -> None:
+    """Read the settings again after a test has changed them."""
+    if setting == "HEADGATE":
+        _site_limiter.cache_clear()
+        _read_settings.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="headgate")
+
+
 class RateLimitMiddleware:
     """Limits all views, by the settings and their own decorators."""
 
@@ -103,10 +94,11 @@ class RateLimitMiddleware:
         with suppress(ImproperlyConfigured):  # a site in one module is not loaded yet
             _check_routes(get_resolver(), "", {})
         self._get_response, is_async = get_response, iscoroutinefunction(get_response)
-        self._limiter = _SITE.limiter(is_async=is_async)
+        self._limiter = _site_limiter(is_async=is_async)
+        self.process_view: Any = lambda request, view, *_: self._limiter.run(self._check(request, view))
         if is_async:
             markcoroutinefunction(self)
-        self.process_view: Any = self._check_async if is_async else self._check
+            markcoroutinefunction(self.process_view)
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         response: HttpResponseBase | Awaitable[HttpResponseBase] = self._limiter.run(self._serve(request))
@@ -123,20 +115,12 @@ class RateLimitMiddleware:
             yield from exchange.respond(response, response.status_code)
         return _with_fields(response, exchange.fields())
 
-    def _check(self, request: HttpRequest, view: Any, _: Any, __: Any) -> HttpResponseBase | None:
-        refusal = self._limiter.check(*self._check_of(request, view))
-        return None if refusal is None else _response(refusal)
-
-    async def _check_async(self, request: HttpRequest, view: Any, _: Any, __: Any) -> HttpResponseBase | None:
-        refusal = await self._limiter.check(*self._check_of(request, view))
-        return None if refusal is None else _response(refusal)
-
-    def _check_of(self, request: HttpRequest, view: Any) -> tuple[Exchange, Sequence[Budget], str]:
-        """Return the arguments of the check of a view."""
+    def _check(self, request: HttpRequest, view: Any) -> Flow[HttpResponseBase | None]:
         exchange, own = _exchange_of(request, self._limiter), budgets_of(view)
         exchange.limiter.validate_once(*own)
         exchange.covered = frozenset(own)
-        return exchange, exchange.limiter.with_own(own), _route_of(request)
+        refusal = yield from exchange.check(exchange.limiter.with_own(own), _route_of(request))
+        return None if refusal is None else _response(refusal)
 
 
 def limit(limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Callable[[F], F]:
@@ -147,7 +131,7 @@ def limit(limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSett
     budget = Budget(limits=limits, **terms)
 
     def decorate(view: F) -> F:
-        _SITE.limiter(is_async=_kind_of(view)[1]).validate_once(budget)
+        _site_limiter(is_async=_kind_of(view)[1]).validate_once(budget)
         limited: F = decorate_view(view, budget, partial(_limited, view))
         return limited
 
@@ -156,7 +140,7 @@ def limit(limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSett
 
 def reset(key: str, name: str = "default", *, limits: Quotas | None = None) -> None:
     """Forget what a key used; see `RequestLimiter.reset`."""
-    _SITE.limiter(is_async=False).reset(key, name, limits=limits)
+    _site_limiter(is_async=False).reset(key, name, limits=limits)
 
 
 def _limited(view: Any, budgets: list[Budget]) -> Any:
@@ -166,7 +150,7 @@ def _limited(view: Any, budgets: list[Budget]) -> Any:
     @wraps(view)
     def limited(*args: Any, **kwargs: Any) -> Any:
         request = _request_of(own, args)
-        exchange = _exchange_of(request, _SITE.limiter(is_async=False))
+        exchange = _exchange_of(request, _site_limiter(is_async=False))
         with exchange.covering(budgets) as rest:
             limiter: Any = exchange.limiter  # the middleware's may be asynchronous; then this is one of its threads
             run = async_to_sync(limiter.run) if limiter.is_async else limiter.run
@@ -176,7 +160,7 @@ def _limited(view: Any, budgets: list[Budget]) -> Any:
 
     @wraps(view)
     async def limited_async(*args: Any, **kwargs: Any) -> Any:
-        request, limiter = _request_of(own, args), _SITE.limiter(is_async=True)
+        request, limiter = _request_of(own, args), _site_limiter(is_async=True)
         exchange = _exchange_of(request, limiter)
         with exchange.covering(budgets) as rest:
             exchange.limiter.validate_once(*rest)
@@ -205,7 +189,7 @@ def _check_routes(resolver: Any, above: str, known: dict[str, Any]) -> None:
             continue
         is_unnamed = any(budget.limits is not None and not budget.name for budget in budgets_of(each.callback))
         if is_unnamed and known.setdefault(route, each.callback) != each.callback:
-            raise UsageError(f"two routes are /{route}: give their limits names, such as name='mails'")
+            raise UsageError(f"two routes have the path /{route}: name their limits, such as name='mails'")
 
 
 def _request_of(name: str, args: Sequence[Any]) -> HttpRequest:
@@ -214,7 +198,9 @@ def _request_of(name: str, args: Sequence[Any]) -> HttpRequest:
         if hasattr(each, "META"):
             found: HttpRequest = each
             return found
-    raise UsageError(f"{name} is limited as a view, but its first argument is no request; see integrations.functions")
+    raise UsageError(
+        f"{name} is limited as a view, but its first argument is not a request; see integrations.functions"
+    )
 
 
 def _route_of(request: HttpRequest) -> str:

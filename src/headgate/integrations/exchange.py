@@ -1,7 +1,7 @@
-"""One request: what a framework knows of it, the budgets that it was checked against, and what it took from them.
+"""One request: its properties, the budgets that it was checked against, and the rulings.
 
 A request is checked against the budgets for all routes, and then against those of its route. If a later budget refuses
-it, or its response does not count, it gets back what it took.
+it, or its response does not count, what it took is refunded.
 
 The methods are flows (see `headgate.flows`). They yield the results of engines and of the application's functions,
 which may have to be awaited.
@@ -18,12 +18,14 @@ import msgspec
 from headgate.core.decision import Decision
 from headgate.core.errors import CostTooLarge, InvalidCost, InvalidKey, UsageError
 from headgate.core.numbers import short
+from headgate.core.plan import Call, Plan, Verb, checked_cost
+from headgate.engine import Ruling
 from headgate.integrations.answers import Refusal
-from headgate.integrations.budget import Budget
-from headgate.integrations.quota_engine import QuotaRequest
+from headgate.integrations.budget import Budget, family_of
 from headgate.integrations.routes import budget_name, function_name
 from headgate.policy.request import USER, InvalidRequest, Request
 from headgate.policy.selection import Verdict
+from headgate.stores.refunds import refund_for
 from headgate.web.errors import AmbiguousIdentity
 from headgate.web.identity import Identity
 from headgate.web.lines import HeaderLines
@@ -40,12 +42,8 @@ _CALLERS = ("user", "apikey", "ip")
 """Dimensions that identify the caller, the preferred one first."""
 
 
-class EmptyKey(InvalidRequest):
-    """The key function returned nothing, so the request cannot be counted."""
-
-
 class ResponseStart(msgspec.Struct, frozen=True):
-    """What `count_when` gets where the framework has no object for a response."""
+    """The argument of `count_when` where the framework has no object for a response."""
 
     status_code: int
     headers: Sequence[Any] = ()
@@ -57,23 +55,40 @@ class BudgetCheck(msgspec.Struct, gc=False):
 
     budget: Budget
     """The first of them; the others refund the same requests."""
-    request: Any
-    """A `Request`, or a `QuotaRequest`."""
-    result: Any = None
-    """The engine's ruling, or the decision about quotas."""
+    cost: Any = 1
+    request: Request | None = None
+    """For the engine; None: the store decides by the plan."""
+    names: tuple[str, ...] = ()
+    """The budget of each limit of the plan."""
+    plan: Plan = ()
+    ruling: Any = None
     is_settled: bool = False
     """Whether it was refunded, or is certain to count."""
 
-    @property
-    def outcome(self) -> tuple[tuple[str, ...], Decision | None]:
-        """The name of each limit, and the decision about all of them."""
-        result = self.result
-        return (self.request.names, result) if self.budget.rule is None else (result.rules, result.decision)
+    def take(self, limiter: LimiterBase) -> Flow[None]:
+        """Take the cost from all limits, or from none. Raises InvalidCost."""
+        if self.request is not None:
+            self.ruling = yield limiter.engine.check(self.request)
+        elif not self.cost:
+            yield from self._decide(limiter, Call(Verb.PEEK, self.plan))
+        else:
+            cost = checked_cost(self.cost, [limit.quota for limit in self.plan])
+            yield from self._decide(limiter, Call(Verb.CHECK, self.plan, cost))
+
+    def refund(self, limiter: LimiterBase) -> Flow[None]:
+        self.is_settled = True
+        if self.request is not None:
+            self.ruling = yield limiter.engine.refund(self.ruling)
+        else:
+            yield from self._decide(limiter, refund_for(self.plan, self.ruling.decision))
+
+    def _decide(self, limiter: LimiterBase, call: Call) -> Flow[None]:
+        decision: Decision = yield limiter.store.run(call)
+        rule_id = self.names[decision.index]
+        self.ruling = Ruling(decision.allowed, Verdict.LIMITED, decision, rule_id, self.names, matched=True)
 
 
 class Exchange(msgspec.Struct, eq=False):
-    """A request and its checks."""
-
     limiter: LimiterBase
     subject: Any
     """The framework's request."""
@@ -109,7 +124,6 @@ class Exchange(msgspec.Struct, eq=False):
 
     @property
     def identity(self) -> Identity:
-        """The caller. Raises AmbiguousIdentity."""
         if self._identity is None:
             self._identity = self.limiter.identifier.identify(self.peer, self.lines, self.limiter.clock.now())
         return self._identity
@@ -127,20 +141,17 @@ class Exchange(msgspec.Struct, eq=False):
     def check(self, budgets: Sequence[Budget], route: str = DEFAULT) -> Flow[Refusal | None]:
         """Take the cost from the budgets of a route; returns the refusal, after refunding everything, or None."""
         limiter = self.limiter
-        if not (budgets and limiter.enabled) or (limiter.exempt is not None and (yield from self._exempted())):
+        if not (budgets and limiter.enabled) or (yield from self._is_exempted()):
             return None
         try:
-            for each in (yield from self._planned(budgets, route)):
-                budget = each.budget
+            for each in (yield from self._plan(budgets, route)):
                 self._now = limiter.clock.now()
-                result = limiter.engine_of(budget).check(each.request)
-                each.result = result = (yield result) if limiter.awaits else result
-                if result.allowed:
+                yield from each.take(limiter)
+                if each.ruling.allowed:
                     self._keep(each)
                     continue
-                ruling = result if budget.rule is not None else each.request.ruling(result)
-                refusal = limiter.answers.refusal(ruling, self._now)
-                if not budget.shadow:
+                refusal = limiter.answers.refusal(each.ruling, self._now)
+                if not each.budget.shadow:
                     break
                 yield from self._report(msgspec.structs.replace(refusal, is_shadow=True))
             else:
@@ -149,14 +160,14 @@ class Exchange(msgspec.Struct, eq=False):
             refusal = limiter.answers.bad_request(error)
         for each in self._checks:
             if not each.is_settled:
-                yield from self._refund(each)
+                yield from each.refund(limiter)
         return (yield from self._report(refusal))
 
     @property
     def delay_us(self) -> int:
         """Microseconds until the request's turn in a leaky bucket's queue."""
-        decisions = [decision for _, decision in self._enforced()]
-        return max([decision.delay_us for decision in decisions if decision is not None], default=0)
+        decisions = [ruling.decision for ruling in self._enforced_rulings() if ruling.decision is not None]
+        return max([decision.delay_us for decision in decisions], default=0)
 
     def respond(self, response: Any, status: int) -> Flow[None]:
         """Refund what does not count according to the response."""
@@ -168,44 +179,37 @@ class Exchange(msgspec.Struct, eq=False):
             if counts and budget.count_when is not None:
                 counts = bool((yield budget.count_when(response)))
             if not counts:
-                yield from self._refund(each)
+                yield from each.refund(self.limiter)
             each.is_settled = budget.count_when is not None or not counts
 
     def fail(self) -> Flow[None]:
         """Refund what does not count after an exception."""
         for each in self._checks:
             if not each.is_settled and each.budget.refund_on_error:
-                yield from self._refund(each)
+                yield from each.refund(self.limiter)
 
     def fields(self) -> list[Any]:
-        """Return the header fields of the response."""
-        checks, answers = self._checks, self.limiter.answers
-        if not checks:
-            return []
-        if len(checks) > 1 or checks[0].budget.shadow:
-            return answers.joint_fields(self._enforced(), self._now)
-        return answers.fields(*checks[0].outcome, self._now)
+        return self.limiter.answers.fields(self._enforced_rulings(), self._now) if self._checks else []
 
-    def _enforced(self) -> list[tuple[tuple[str, ...], Decision | None]]:
-        return [each.outcome for each in self._checks if not each.budget.shadow]
+    def _enforced_rulings(self) -> list[Ruling]:
+        return [each.ruling for each in self._checks if not each.budget.shadow]
 
-    def _exempted(self) -> Flow[bool]:
+    def _is_exempted(self) -> Flow[bool]:
+        exempt = self.limiter.exempt
         if self._is_exempt is None:
-            assert self.limiter.exempt is not None  # noqa: S101  the caller has checked
-            self._is_exempt = bool((yield self.limiter.exempt(self.request)))
+            self._is_exempt = exempt is not None and bool((yield exempt(self.request)))
         return self._is_exempt
 
     def _keep(self, check: BudgetCheck) -> None:
         """Note a check that took its cost. Raises UsageError if it is of a rule that limits nothing."""
-        budget, result = check.budget, check.result
-        if budget.rule and not result.matched and result.verdict is Verdict.UNLIMITED:
-            raise UsageError(result.reason or f"rule {budget.rule!r} limits nothing")
+        budget, ruling = check.budget, check.ruling
+        if budget.rule and not ruling.matched and ruling.verdict is Verdict.UNLIMITED:
+            raise UsageError(ruling.reason or f"rule {budget.rule!r} limits nothing")
         self._checks.append(check)
         if not budget.is_final:
             self.is_open = True
 
     def _report(self, refusal: Refusal) -> Flow[Refusal]:
-        """Call `on_refused`; returns the refusal with its answer."""
         hook = self.limiter.on_refused
         if hook is not None:
             answer = yield hook(self.request, refusal)
@@ -213,12 +217,7 @@ class Exchange(msgspec.Struct, eq=False):
                 return msgspec.structs.replace(refusal, answer=answer)
         return refusal
 
-    def _refund(self, check: BudgetCheck) -> Flow[None]:
-        check.is_settled = True
-        engine, by_rule = self.limiter.engine_of(check.budget), check.budget.rule is not None
-        check.result = yield engine.refund(check.result) if by_rule else engine.refund(check.request, check.result)
-
-    def _planned(self, budgets: Sequence[Budget], route: str) -> Flow[list[BudgetCheck]]:
+    def _plan(self, budgets: Sequence[Budget], route: str) -> Flow[list[BudgetCheck]]:
         """Return the checks to make: one for all that can be decided together; shadows come last."""
         enforced: list[BudgetCheck] = []
         shadows: list[BudgetCheck] = []
@@ -228,24 +227,25 @@ class Exchange(msgspec.Struct, eq=False):
             if budget.exempt is not None and (yield budget.exempt(self.request)):
                 continue
             cost = budget.cost if not callable(budget.cost) else (yield from self._cost(budget.cost))
+            function = budget.key or self.limiter.key
+            key = None if function is None else (yield from self._key(function, by_rule=budget.rule is not None))
             if budget.rule is not None:
-                request: Any = self._request(budget, cost, (yield from self._principal(budget)))
+                check = BudgetCheck(budget, cost, self._request(budget.rule, cost, key))
             else:
-                key = (yield from self._key(budget)) if budget.key or self.limiter.key else self._caller_key()
-                quotas = (yield budget.limits(key)) if callable(budget.limits) else None
-                names, family = budget.family(name, quotas)
-                request = QuotaRequest(names, cost, family, key)
+                self.key = key or (self._caller_key() if function is None else self._address_key())
+                limits: Any = (yield budget.limits(self.key)) if callable(budget.limits) else budget.limits
+                plan = family_of(name, limits).plan(self.key)
+                check = BudgetCheck(budget, cost, None, (name,) * len(plan), plan)
                 earlier = (*self._checks, *enforced, *(shadows if budget.shadow else ()))
-                if earlier and _is_repeated(budget, request, earlier):
+                if earlier and _is_repeated(check, earlier):
                     continue
             if budget.shadow:
-                shadows.append(BudgetCheck(budget, request))
-            elif budget.rule is not None or not _join(enforced, budget, request):
-                enforced.append(BudgetCheck(budget, request))
+                shadows.append(check)
+            elif check.request is not None or not _join(enforced, check):
+                enforced.append(check)
         return enforced + shadows if shadows else enforced
 
     def _next_name(self, route: str) -> str:
-        """Return the name of the next unnamed budget of a route."""
         if self._names is None:
             self._names = {route: 1}
             return budget_name(route)
@@ -260,64 +260,49 @@ class Exchange(msgspec.Struct, eq=False):
             )
         return cost
 
-    def _key(self, budget: Budget) -> Flow[str]:
-        """Return the key of the key function."""
-        function = budget.key or self.limiter.key
-        assert function is not None  # noqa: S101  the caller has checked
+    def _key(self, function: Callable[..., Any], *, by_rule: bool) -> Flow[Any]:
+        """Return the result of a key function; None: count by the address. Raises InvalidRequest, InvalidKey."""
         key = yield function(self.request)
-        if key is not None and not isinstance(key, str):
-            raise InvalidKey(f"a key must be text such as 'user:42', got {short(key)}")
-        self.key = found = self._address_key() if not key and self.limiter.counts_by_address(function) else str(key)
-        return found
+        if key is not None and not isinstance(key, str) and not (by_rule and isinstance(key, Mapping)):
+            right = "text, or principals by dimension" if by_rule else "text such as 'user:42'"
+            raise InvalidKey(f"a key must be {right}, got {short(key)}")
+        if not key and self.limiter.counts_by_address(function):
+            return None
+        self.key = key
+        return key
 
     def _caller_key(self) -> str:
-        """Return the key of the identified caller."""
-        limiter = self.limiter
-        if limiter.addresses is not None:
-            return self._address_key() if limiter.addresses.header else limiter.key_of_peer(self.peer)
+        if self.limiter.addresses is not None:
+            return self._address_key()
         principal = self.identity.principal
         return next(f"{name}:{principal[name]}" for name in _CALLERS if name in principal)
 
     def _address_key(self) -> str:
         return self.limiter.key_of_address(self.peer, self.lines)
 
-    def _principal(self, budget: Budget) -> Flow[Mapping[str, str]]:
-        """Return the caller by dimension."""
-        principal, function = self.identity.principal, budget.key or self.limiter.key
-        if function is None:
-            return principal
-        key = self.key = yield function(self.request)
-        if isinstance(key, Mapping) and key:
-            return {**principal, **key}
-        if key and not isinstance(key, str):
-            raise InvalidKey(f"a key must be text, or principals by dimension, got {short(key)}")
-        return {**principal, USER: key} if key or not self.limiter.counts_by_address(function) else principal
-
-    def _request(self, budget: Budget, cost: Any, principal: Mapping[str, str]) -> Request:
-        client, tier = self.identity.address.client, self.identity.tier
+    def _request(self, rule_id: str, cost: Any, key: str | Mapping[str, str] | None) -> Request:
+        """Return the request for a rule; what `key` has takes precedence over the identity."""
+        principal, client, tier = self.identity.principal, self.identity.address.client, self.identity.tier
+        if key is not None:
+            principal = {**principal, **({USER: key} if isinstance(key, str) else key)}
         address = "" if client is None else client.text
-        rule_id = budget.rule or ""
         return Request(principal, self.path, self.method, cost=cost, tier=tier, address=address, rule_id=rule_id)
 
 
-def _is_repeated(budget: Budget, request: QuotaRequest, earlier: Iterable[BudgetCheck]) -> bool:
+def _is_repeated(check: BudgetCheck, earlier: Iterable[BudgetCheck]) -> bool:
     """Whether equal limits were checked already: a budget that a router and a route share counts once."""
-    alike = [
-        each.request.plan
-        for each in earlier
-        if each.budget.rule is None and each.budget.settles_like(budget) and each.request.cost == request.cost
-    ]
-    checked = {(limit.space, limit.principal) for plan in alike for limit in plan}
-    return all((limit.space, limit.principal) in checked for limit in request.plan)
+    terms = check.budget.count_when, check.budget.refund_on_error, check.cost
+    plans = [each.plan for each in earlier if (each.budget.count_when, each.budget.refund_on_error, each.cost) == terms]
+    checked = {(limit.space, limit.principal) for plan in plans for limit in plan}
+    return all((limit.space, limit.principal) in checked for limit in check.plan)
 
 
-def _join(enforced: Iterable[BudgetCheck], budget: Budget, request: QuotaRequest) -> bool:
+def _join(enforced: Iterable[BudgetCheck], check: BudgetCheck) -> bool:
     """Add limits to an earlier check that is decided and settled in the same way, if there is one."""
     for earlier in enforced:
-        first = earlier.request
-        is_final = budget.is_final and earlier.budget.is_final and earlier.budget.rule is None
-        if is_final and first.cost == request.cost:
-            plan, names = first.plan + request.plan, first.names + request.names
-            earlier.request = QuotaRequest(names, first.cost, joined=plan)
+        is_final = check.budget.is_final and earlier.budget.is_final and earlier.request is None
+        if is_final and earlier.cost == check.cost:
+            earlier.names += check.names
+            earlier.plan += check.plan
             return True
     return False

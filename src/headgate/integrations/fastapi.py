@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property, partial, wraps
+from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any, Unpack
 
@@ -30,19 +30,13 @@ from starlette.routing import Host, Match, Mount
 from headgate.core.errors import UsageError
 from headgate.integrations import asgi
 from headgate.integrations.answers import Refusal
-from headgate.integrations.asgi import EXCHANGE, MOST_LAYERS, Denied, Scope, gate
+from headgate.integrations.asgi import EXCHANGE, MOST_LAYERS, Denied, Scope, request_limiter
 from headgate.integrations.budget import Budget, BudgetSettings, Quotas, QuotasOfKey
 from headgate.integrations.exchange import Exchange
-from headgate.integrations.routes import (
-    budgets_of,
-    check_decorator_order,
-    decorate_view,
-    function_name,
-    route_name,
-)
+from headgate.integrations.routes import budgets_of, check_decorator_order, decorate_view, function_name, route_name
 from headgate.web.problem import CONTENT_TYPE
 
-__all__ = ["Limit", "RateLimitMiddleware", "RateLimited", "gate", "limit", "limited"]
+__all__ = ["Limit", "RateLimitMiddleware", "RateLimited", "limit", "limited", "request_limiter"]
 _Depends: Any = object
 with suppress(ImportError):  # Starlette has no dependencies
     from fastapi.params import Depends as _Depends
@@ -64,7 +58,7 @@ class RateLimitMiddleware(asgi.RateLimitMiddleware):
 
     def limited_routes(self, scope: Scope) -> bool:
         routes = _Routes(scope.get("app"))
-        self.gate.validate_once(*routes.budgets)
+        self.limiter.validate_once(*routes.budgets)
         return bool(routes.budgets)
 
 
@@ -74,18 +68,10 @@ class RateLimited(HTTPException):
     The response is a problem document, like the middleware's, unless the application registers a handler.
     """
 
-    def __init__(self, refusal: Refusal) -> None:  # the rest is computed when a handler reads it
-        self.status_code, self.refusal = refusal.status, refusal
-
-    @cached_property
-    def detail(self) -> str:  # type: ignore[override]
-        """The reason, as a sentence."""
-        return self.refusal.detail
-
-    @cached_property
-    def headers(self) -> dict[str, str]:  # type: ignore[override]
-        """The header fields."""
-        return {name.decode(): value.decode() for name, value in self.refusal.fields}
+    def __init__(self, refusal: Refusal) -> None:
+        headers = {name.decode(): value.decode() for name, value in refusal.fields}
+        super().__init__(refusal.status, refusal.detail, headers)
+        self.refusal = refusal
 
 
 class Limit(_Depends):  # type: ignore[misc]
@@ -201,7 +187,6 @@ class _Route:
         self.replaces = any(budget.replaces for budget in self.budgets)
 
     def matches(self, scope: Scope) -> bool:
-        """Whether the route serves a request."""
         outer = {"root_path": scope.get("app_root_path", scope.get("root_path", "")), "path_params": {}}
         scope = {**scope, **outer, "app_root_path": outer["root_path"]}
         for each in self._chain:
@@ -226,11 +211,10 @@ class _Routes:
             if any(budget.limits is not None and not budget.name for budget in route.budgets):
                 other = unnamed.setdefault(route.name, route.endpoint)
                 if other != route.endpoint:
-                    raise UsageError(f"two routes are {route.name}: give their limits names, such as name='mails'")
+                    raise UsageError(f"two routes have the name {route.name}: name their limits, such as name='mails'")
         self.budgets = [budget for route in found for budget in route.budgets]
 
     def of(self, scope: Scope) -> _Route | None:
-        """Return the route of a request."""
         endpoint = scope.get("endpoint")
         named = self._by_name.get(getattr(endpoint, "__qualname__", ""), ())
         found = [each for each in named if each.endpoint is endpoint]
@@ -273,7 +257,6 @@ def _chains(place: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def _dependencies(route: Any) -> Iterator[Budget]:
-    """Yield the budgets of a route's dependencies."""
     dependencies = list(getattr(getattr(route, "dependant", None), "dependencies", ()))
     for dependant in dependencies:
         if isinstance(dependant.call, Limit):
@@ -287,8 +270,4 @@ async def _problem(_: Any, error: Exception) -> Response:  # a plain function wo
     if refusal.answer is not None:
         response: Response = refusal.answer
         return response
-    changed = vars(error).get("headers")  # set by application code that caught the exception
-    response = Response(refusal.problem.encode(), refusal.status, changed, CONTENT_TYPE)
-    if changed is None:
-        response.raw_headers[:0] = refusal.fields
-    return response
+    return Response(refusal.problem.encode(), refusal.status, error.headers, CONTENT_TYPE)

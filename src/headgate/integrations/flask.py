@@ -15,7 +15,7 @@ get Flask's request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from http import HTTPStatus
 from typing import Any, TypeVar, Unpack
@@ -27,13 +27,7 @@ from headgate.core.errors import UsageError
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budget import Budget, BudgetSettings, Quotas, QuotasOfKey
 from headgate.integrations.limiter import LimiterSettings, RequestLimiter, nothing_limited
-from headgate.integrations.routes import (
-    budgets_of,
-    check_decorator_order,
-    decorate_view,
-    function_name,
-    route_name,
-)
+from headgate.integrations.routes import budgets_of, check_decorator_order, decorate_view, function_name, route_name
 from headgate.integrations.wsgi import OURS, exchange_of
 from headgate.web.errors import InvalidSettings
 from headgate.web.problem import CONTENT_TYPE
@@ -57,15 +51,6 @@ class Refused(HTTPException):
         if self.refusal.answer is not None:
             return make_response(self.refusal.answer)
         return Response(self.refusal.problem.encode(), self.refusal.status, content_type=CONTENT_TYPE)
-
-    def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
-        """Answer as a WSGI application, which Flask calls if the application has no error handler."""
-        if self.refusal.answer is not None:
-            return super().__call__(environ, start_response)
-        body = self.refusal.problem.encode()
-        headers = [("Content-Type", CONTENT_TYPE), ("Content-Length", str(len(body))), *self.refusal.fields]
-        start_response(f"{self.code} {self.name.upper()}", headers)
-        return [body]
 
 
 class RateLimited(Refused, TooManyRequests):
@@ -95,23 +80,22 @@ class RateLimits:
     def init_app(self, app: Flask, **settings: Unpack[LimiterSettings]) -> None:
         """Limit an application, with additional settings. Raises UsageError, also for the views decorated so far."""
         if _EXTENSION in app.extensions:
-            raise UsageError("the application has rate limits already: use one RateLimits for all of them")
+            raise UsageError("the application already has rate limits: use one RateLimits for all of them")
         configured = app.config.get("HEADGATE", {})
         if not isinstance(configured, Mapping):
             raise InvalidSettings("HEADGATE must be a dictionary, such as {'limits': '100/minute'}")
         merged: Any = {**self._settings, **settings, **configured}
-        gate = app.extensions[_EXTENSION] = RequestLimiter(merged)
-        hooks = _Hooks(app, gate)
+        limiter = app.extensions[_EXTENSION] = RequestLimiter(merged)
+        hooks = _Hooks(app, limiter)
         self._hooks.append(hooks)
         app.before_request(hooks.before)
         app.after_request(hooks.after)
-        for budget in (*gate.budgets, *self._budgets):
+        for budget in (*limiter.budgets, *self._budgets):
             hooks.add(budget)
 
     @property
-    def gate(self) -> RequestLimiter:
-        """The limiter of the current application."""
-        return _gate()
+    def limiter(self) -> RequestLimiter:
+        return _limiter()
 
     def limit(self, limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Callable[[F], F]:
         """Return a decorator that limits a view, or all views of a blueprint; see `Budget` for its options."""
@@ -131,19 +115,19 @@ class RateLimits:
 
     def reset(self, key: str, name: str = "default", *, limits: Quotas | None = None) -> None:
         """Forget what a key used, in the current application; see `RequestLimiter.reset`."""
-        self.gate.reset(key, name, limits=limits)
+        self.limiter.reset(key, name, limits=limits)
 
 
 class _Hooks:
     """What an application calls before and after each request."""
 
-    def __init__(self, app: Flask, gate: RequestLimiter) -> None:
-        self._app, self._gate, self._views = app, gate, app.view_functions
+    def __init__(self, app: Flask, limiter: RequestLimiter) -> None:
+        self._app, self._limiter, self._views = app, limiter, app.view_functions
         self._is_checked = self._has_budgets = self._refunds_errors = False
 
     def add(self, budget: Budget) -> None:
         """Validate a budget, and watch for errors if it refunds them."""
-        self._gate.validate(budget)
+        self._limiter.validate(budget)
         self._has_budgets = True
         if budget.refund_on_error and not self._refunds_errors:
             self._refunds_errors = True
@@ -152,27 +136,24 @@ class _Hooks:
     def before(self) -> None:
         """Check a request. Raises Refused."""
         if not self._is_checked:  # all routes are known at the first request; an error is raised at every request
-            if self._gate.enabled and not self._has_budgets:
+            if self._limiter.enabled and not self._has_budgets:
                 raise nothing_limited("RateLimits")
             check_decorator_order(self._views.values())
             self._is_checked = True
-        current = _Request(self._gate, request._get_current_object(), self._views)  # type: ignore[attr-defined]  # noqa: SLF001
+        current = _Request(self._limiter, request._get_current_object(), self._views)  # type: ignore[attr-defined]  # noqa: SLF001
         setattr(g, _CURRENT, current)
         current.exchange.covered = frozenset(current.budgets)
-        current.check(self._gate.with_own(current.budgets))
+        current.check(self._limiter.with_own(current.budgets))
 
     def after(self, response: Response) -> Response:
-        """Refund what does not count, and add the header fields."""
         current = _current()
         exchange, refusal, headers = current.exchange, current.refusal, response.headers
         if refusal is not None:
-            present = dict(list(headers))
             for name, value in refusal.fields:
-                if present.get(name) != value:
-                    headers[name] = value
+                headers[name] = value
             return response
         if exchange.is_open:
-            self._gate.run(exchange.respond(response, response.status_code))
+            self._limiter.run(exchange.respond(response, response.status_code))
         if OURS.isdisjoint([name.lower() for name, _ in headers]):
             headers.extend(exchange.fields())
         return response
@@ -180,7 +161,7 @@ class _Hooks:
     def _teardown(self, error: BaseException | None) -> None:
         current: _Request | None = g.get(_CURRENT)
         if error is not None and current is not None and current.exchange.is_open:
-            self._gate.run(current.exchange.fail())
+            self._limiter.run(current.exchange.fail())
 
 
 def _limited(view: Any, budgets: list[Budget]) -> Any:
@@ -198,12 +179,10 @@ def _limited(view: Any, budgets: list[Budget]) -> Any:
 
 
 class _Request:
-    """The current request: its exchange, its route and its refusal."""
-
     __slots__ = ("budgets", "exchange", "refusal", "route")
 
-    def __init__(self, gate: RequestLimiter, current: Request, views: Mapping[str, Any]) -> None:
-        self.exchange = exchange_of(gate, current, current.environ)
+    def __init__(self, limiter: RequestLimiter, current: Request, views: Mapping[str, Any]) -> None:
+        self.exchange = exchange_of(limiter, current, current.environ)
         rule = current.url_rule
         host = "" if rule is None else rule.host or rule.subdomain or ""
         self.route = "" if rule is None else route_name(rule.methods or ("WEBSOCKET",), f"{host}{rule.rule}")
@@ -219,17 +198,17 @@ class _Request:
             raise RateLimited(refusal) if refusal.status == HTTPStatus.TOO_MANY_REQUESTS else Refused(refusal)
 
 
-def _gate() -> RequestLimiter:
-    gate = current_app.extensions.get(_EXTENSION)
-    if not isinstance(gate, RequestLimiter):
+def _limiter() -> RequestLimiter:
+    limiter = current_app.extensions.get(_EXTENSION)
+    if not isinstance(limiter, RequestLimiter):
         raise UsageError("the limit of a route needs the extension: RateLimits(app), or init_app(app)")
-    return gate
+    return limiter
 
 
 def _current() -> _Request:
     current: _Request | None = g.get(_CURRENT)
     if current is None:
-        current = _Request(_gate(), request, current_app.view_functions)
+        current = _Request(_limiter(), request, current_app.view_functions)
         setattr(g, _CURRENT, current)
     return current
 

@@ -13,33 +13,23 @@ Functions such as `key` get the arguments of the call. Without a key, all calls 
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, Unpack, cast
 
 import msgspec
 
-from headgate.clock import Clock
 from headgate.core.decision import Decision
 from headgate.core.errors import HeadgateError, LimitExceeded
 from headgate.core.numbers import short
-from headgate.flows import drive, drive_async
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budget import Budget, CallTerms, Quotas, QuotasOfKey
 from headgate.integrations.exchange import Exchange
-from headgate.integrations.limiter import (
-    AsyncRequestLimiter,
-    LimiterSettings,
-    RequestLimiter,
-    reject_awaitable,
-    resolve,
-)
+from headgate.integrations.limiter import AsyncRequestLimiter, DeciderSettings, RequestLimiter, resolve
 from headgate.integrations.routes import function_name, require_name
-from headgate.waiting import deadline
+from headgate.waiting import Pause, deadline
 from headgate.web.errors import InvalidSettings
 
 __all__ = ["CallRefused", "limited"]
@@ -47,7 +37,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 ALL = "all"
 """The key of calls without one."""
-_SETTINGS = frozenset({"rules", "engine", "store", "on_store_failure", "nodes", "clock", "on_refused", "enabled"})
 _LAYERS = "__headgate_layers__"
 """The attribute of a decorated function that counts its limits."""
 _LONGEST_US = 60_000_000
@@ -69,17 +58,8 @@ class CallRefused(HeadgateError):
         return str(self.args[0])
 
 
-class FunctionTerms(CallTerms, total=False):
+class FunctionTerms(CallTerms, DeciderSettings, total=False):
     """The options of `limited`: see `Budget` and `LimiterSettings`."""
-
-    rules: Any
-    engine: Any
-    store: Any
-    on_store_failure: str
-    nodes: int
-    clock: Clock
-    on_refused: Callable[..., Any]
-    enabled: bool
 
 
 class Invocation(msgspec.Struct, frozen=True):
@@ -88,12 +68,6 @@ class Invocation(msgspec.Struct, frozen=True):
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-
-
-class _Pause(msgspec.Struct, frozen=True, gc=False):
-    """A wait before the next step of a flow, in microseconds."""
-
-    us: int
 
 
 _Flow: TypeAlias = Generator[Any, Any, tuple[Exchange, Refusal | None]]
@@ -119,137 +93,117 @@ def limited(
     """
     if otherwise not in {"raise", "wait"} and not callable(otherwise):
         raise InvalidSettings(f"otherwise must be 'raise', 'wait' or a function, got {short(otherwise)}")
-    settings: Any = {name: value for name, value in terms.items() if name in _SETTINGS}
-    given: Any = {name: value for name, value in terms.items() if name not in _SETTINGS}
+    settings: Any = {name: value for name, value in terms.items() if name in DeciderSettings.__annotations__}
+    given: Any = {name: value for name, value in terms.items() if name not in settings}
     budget = budget_of(limits, given)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         wait_us, nth = deadline(0, timeout) if otherwise == "wait" else 0, getattr(function, _LAYERS, 0) + 1
         route = function_name(function) if nth == 1 else f"{function_name(function)}:{nth}"
         is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        limiter = AsyncRequestLimiter(settings) if is_async else RequestLimiter(settings)
+        limiter.validate(budget)
+
+        def check(*args: Any, **kwargs: Any) -> Any:
+            begin = partial(Exchange, limiter, Invocation(function, args, kwargs))
+            return limiter.run(_check(begin, budget, route, otherwise, wait_us))
+
         limit: Any = _limited_async if is_async else _limited
-        limited: Any = limit(function, _Terms(budget, settings, otherwise, wait_us, route))
+        limited: Any = limit(function, limiter, check, otherwise)
         setattr(limited, _LAYERS, nth)
-        if not limited.gate.is_private:
+        store = settings.get("store") or "memory"
+        if not (isinstance(store, str) and store.startswith("memory")):  # others may use it
             require_name(function, budget)
         return cast("Callable[P, R]", limited)
 
     return decorate
 
 
-class _Terms(msgspec.Struct, frozen=True):
-    """The limit of a function."""
+def _check(begin: Callable[[], Exchange], budget: Budget, route: str, otherwise: Any, wait_us: int | None) -> _Flow:
+    """Check a call, which may wait for so many microseconds (None: unlimited); also yields pauses.
 
-    budget: Budget
-    settings: LimiterSettings
-    otherwise: Any
-    wait_us: int | None
-    """Microseconds; None: unlimited."""
-    route: str
-
-    def check(self, limiter: RequestLimiter | AsyncRequestLimiter, invocation: Invocation) -> _Flow:
-        """Check a call; also yields pauses. Raises LimitExceeded and CallRefused unless there is a fallback."""
-        waited = 0
-        while True:
-            exchange = Exchange(limiter, invocation)
-            refusal = yield from exchange.check((self.budget,), self.route)
-            if refusal is None and exchange.delay_us:
-                yield _Pause(exchange.delay_us)  # in a leaky bucket's queue
-            if refusal is None or callable(self.otherwise):
-                return exchange, refusal
-            decision = refusal.decision
-            if decision is None:
-                raise CallRefused(refusal.detail, refusal.status)
-            left = None if self.wait_us is None else self.wait_us - waited
-            if left is not None and decision.retry_after_us > left:
-                raise exceeded(exchange, self.route, decision)
-            pause = min(decision.retry_after_us, _LONGEST_US) or 1
-            yield _Pause(pause)
-            waited += pause
+    Raises LimitExceeded and CallRefused unless there is a fallback.
+    """
+    waited = 0
+    while True:
+        exchange = begin()
+        ticks = exchange.limiter.clock.ticks
+        refusal = yield from exchange.check((budget,), route)
+        if refusal is None and exchange.delay_us:
+            yield Pause(ticks() + exchange.delay_us)  # in a leaky bucket's queue
+        if refusal is None or callable(otherwise):
+            return exchange, refusal
+        decision = refusal.decision
+        if decision is None:
+            raise CallRefused(refusal.detail, refusal.status)
+        if wait_us is not None and decision.retry_after_us > wait_us - waited:
+            raise limit_error(exchange, route, decision)
+        pause = min(decision.retry_after_us, _LONGEST_US) or 1
+        yield Pause(ticks() + pause)
+        waited += pause
 
 
-def exceeded(exchange: Exchange, name: str, decision: Decision) -> LimitExceeded:
+def limit_error(exchange: Exchange, name: str, decision: Decision) -> LimitExceeded:
     """Return the error of a refused call, with its key, or the function's name if calls have no keys."""
     error = LimitExceeded(name if exchange.key == ALL else str(exchange.key), decision)
     error.add_note(f"It is a call of {name}.")
     return error
 
 
-def _limited(function: Callable[..., Any], terms: _Terms) -> Callable[..., Any]:
-    gate = RequestLimiter(terms.settings)
-    gate.validate(terms.budget)
-
-    def do(step: Any) -> Any:
-        if isinstance(step, _Pause):
-            gate.clock.wait(threading.Event(), gate.clock.ticks() + step.us)
-            return None
-        return reject_awaitable(step)
-
+def _limited(function: Callable[..., Any], limiter: RequestLimiter, check: Any, otherwise: Any) -> Any:
     @wraps(function)
     def limited(*args: Any, **kwargs: Any) -> Any:
-        exchange, refusal = drive(terms.check(gate, Invocation(function, args, kwargs)), do)
+        exchange, refusal = check(*args, **kwargs)
         if refusal is not None:
-            return terms.otherwise(*args, **kwargs)
+            return otherwise(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         except Exception:
-            gate.run(exchange.fail())
+            limiter.run(exchange.fail())
             raise
 
-    limited.gate = gate  # type: ignore[attr-defined]
     return limited
 
 
-def _limited_async(function: Callable[..., Any], terms: _Terms) -> Callable[..., Any]:
-    gate = AsyncRequestLimiter(terms.settings)
-    gate.validate(terms.budget)
-
-    async def do(step: Any) -> Any:
-        if isinstance(step, _Pause):
-            await gate.clock.wait_async(asyncio.Event(), gate.clock.ticks() + step.us)
-            return None
-        return await resolve(step)
-
+def _limited_async(function: Callable[..., Any], limiter: AsyncRequestLimiter, check: Any, otherwise: Any) -> Any:
     @wraps(function)
     async def limited(*args: Any, **kwargs: Any) -> Any:
-        exchange, refusal = await drive_async(terms.check(gate, Invocation(function, args, kwargs)), do)
+        exchange, refusal = await check(*args, **kwargs)
         if refusal is not None:
-            return await resolve(terms.otherwise(*args, **kwargs))
+            return await resolve(otherwise(*args, **kwargs))
         try:
             return await function(*args, **kwargs)
         except Exception:
-            await gate.run(exchange.fail())
+            await limiter.run(exchange.fail())
             raise
 
     @wraps(function)
     async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        exchange, refusal = await drive_async(terms.check(gate, Invocation(function, args, kwargs)), do)
-        items = function(*args, **kwargs) if refusal is None else terms.otherwise(*args, **kwargs)
+        exchange, refusal = await check(*args, **kwargs)
+        items = function(*args, **kwargs) if refusal is None else otherwise(*args, **kwargs)
         try:
             async with aclosing(items):
                 async for item in items:
                     yield item
         except Exception:
-            await gate.run(exchange.fail())
+            await limiter.run(exchange.fail())
             raise
 
-    chosen: Any = generate if inspect.isasyncgenfunction(function) else limited
-    chosen.gate = gate
-    return cast("Callable[..., Any]", chosen)
+    return generate if inspect.isasyncgenfunction(function) else limited
 
 
 def budget_of(limits: Quotas | QuotasOfKey | None, terms: dict[str, Any]) -> Budget:
     """Return a budget whose functions get the arguments of a call."""
-    unpacked = {name: _unpacked(terms[name]) for name in ("cost", "exempt") if callable(terms.get(name))}
+    unpacked = {name: _unpack(terms[name]) for name in ("cost", "exempt") if callable(terms.get(name))}
     return Budget(limits=limits, **{**terms, **unpacked, "key": key_of(terms.get("key"))})
 
 
 def key_of(function: Callable[..., Any] | None) -> Callable[[Invocation], Any]:
     """Return the key function of calls; without one, all calls have the same key."""
-    return (lambda _: ALL) if function is None else _unpacked(function)
+    return (lambda _: ALL) if function is None else _unpack(function)
 
 
-def _unpacked(function: Callable[..., Any]) -> Callable[[Invocation], Any]:
+def _unpack(function: Callable[..., Any]) -> Callable[[Invocation], Any]:
     """Return a function that passes on the arguments of a call."""
     if inspect.iscoroutinefunction(function):
 

@@ -27,7 +27,7 @@ from headgate.core.errors import UsageError
 from headgate.core.numbers import short
 from headgate.integrations.answers import Refusal
 from headgate.integrations.budget import Budget, Quotas
-from headgate.integrations.exchange import Exchange
+from headgate.integrations.exchange import Exchange, Flow
 from headgate.integrations.limiter import (
     AsyncRequestLimiter,
     LimiterBase,
@@ -35,6 +35,7 @@ from headgate.integrations.limiter import (
     RequestLimiter,
     nothing_limited,
 )
+from headgate.protobuf import framed, varint
 from headgate.web.errors import InvalidSettings
 
 __all__ = ["AsyncRateLimitInterceptor", "Outcome", "RateLimitInterceptor", "ServerCall"]
@@ -68,13 +69,13 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 Methods = Mapping[str, Quotas | Budget | Sequence[Budget]]
 
 
-class _Methods:
-    """The limits of single methods, and of all methods of a service."""
+class _Calls:
+    """The checks of both interceptors: `begin` runs before a method, and `end` after it."""
 
-    def __init__(self, methods: Methods | None, gate: LimiterBase) -> None:
-        self._gate = gate
+    def __init__(self, limiter: LimiterBase, methods: Methods | None) -> None:
+        self._limiter = limiter
         self._budgets: dict[str, tuple[Budget, ...]] = {}
-        if gate.enabled and not gate.budgets and not methods:
+        if limiter.enabled and not limiter.budgets and not methods:
             raise nothing_limited("the interceptor")
         for method, given in (methods or {}).items():
             if not isinstance(method, str) or not _METHOD.fullmatch(method):
@@ -83,11 +84,35 @@ class _Methods:
                 )
             found: Any = [given] if isinstance(given, Budget) else given
             is_budgets = isinstance(found, list | tuple) and all(isinstance(each, Budget) for each in found)
-            self._budgets[method] = gate.validate(*(found if is_budgets else (Budget(limits=found),)))
+            self._budgets[method] = limiter.validate(*(found if is_budgets else (Budget(limits=found),)))
 
-    def of(self, method: str) -> tuple[Budget, ...]:
+    def exchange(self, handler: Any, details: Any, message: Any, context: Any) -> Exchange:
+        metadata, peer = tuple(details.invocation_metadata or ()), context.peer()
+        lines = [(name.encode(), value.encode() if isinstance(value, str) else value) for name, value in metadata]
+        call = ServerCall(details.method, dict(metadata), peer, None if handler.request_streaming else message)
+        return Exchange(self._limiter, call, _address(peer), lines, details.method, "POST")
+
+    def begin(self, exchange: Exchange, context: Any) -> Flow[None]:
+        """Check a call, and abort it if it is refused."""
+        method = exchange.path
         own = self._budgets.get(method, ()) + self._budgets.get(f"{method.rpartition('/')[0]}/*", ())
-        return self._gate.with_own(own)
+        refusal = yield from exchange.check(self._limiter.with_own(own), method)
+        if refusal is not None:
+            context.set_trailing_metadata(_refusal_metadata(refusal))
+            yield context.abort(_refusal_code(refusal), refusal.detail)  # raises
+        context.set_trailing_metadata(tuple(exchange.fields()))
+
+    def end(self, exchange: Exchange, context: Any, error: BaseException | None = None) -> Flow[None]:
+        """Refund a call that does not count, and update the fields in the trailing metadata."""
+        code = grpc.StatusCode.CANCELLED
+        if error is None or isinstance(error, Exception):
+            code = _code(context) or (grpc.StatusCode.OK if error is None else grpc.StatusCode.UNKNOWN)
+        if exchange.is_open:
+            yield from exchange.respond(Outcome(code), 500 if code.name in _FAILURES else 200)
+        fields = dict(exchange.fields())
+        if fields:
+            others = [each for each in context.trailing_metadata() or () if each[0] not in fields]
+            context.set_trailing_metadata((*others, *fields.items()))
 
 
 class RateLimitInterceptor(grpc.ServerInterceptor):
@@ -98,120 +123,87 @@ class RateLimitInterceptor(grpc.ServerInterceptor):
     """
 
     def __init__(self, *, methods: Methods | None = None, **settings: Unpack[LimiterSettings]) -> None:
-        self.gate = RequestLimiter(settings, _metadata)
-        self._methods = _Methods(methods, self.gate)
+        self.limiter = RequestLimiter(settings, _metadata)
+        self._calls = _Calls(self.limiter, methods)
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        handler, details = continuation(handler_call_details), handler_call_details
+        handler = continuation(handler_call_details)
         if handler is None:
             return None
         behaviour = _behaviour(handler)
 
+        @contextmanager
+        def limited(message: Any, context: Any) -> Iterator[None]:
+            exchange = self._calls.exchange(handler, handler_call_details, message, context)
+            self.limiter.run(self._calls.begin(exchange, context))
+            try:
+                yield
+            except BaseException as error:
+                self.limiter.run(self._calls.end(exchange, context, error))
+                raise
+            self.limiter.run(self._calls.end(exchange, context))
+
         def one(message: Any, context: Any) -> Any:
-            with self._limited(_exchange(self.gate, handler, details, message, context), context):
+            with limited(message, context):
                 return behaviour(message, context)
 
         def many(message: Any, context: Any) -> Iterator[Any]:
-            with self._limited(_exchange(self.gate, handler, details, message, context), context):
+            with limited(message, context):
                 yield from behaviour(message, context)
 
-        return _replaced(handler, many if handler.response_streaming else one)
-
-    @contextmanager
-    def _limited(self, exchange: Exchange, context: Any) -> Iterator[None]:
-        """Check a call, and abort it if it is refused; refund what does not count when it has ended."""
-        refusal = self.gate.check(exchange, self._methods.of(exchange.path), exchange.path)
-        if refusal is not None:
-            context.set_trailing_metadata(_refusal_metadata(refusal))
-            context.abort(_refusal_code(refusal), refusal.detail)
-        context.set_trailing_metadata(tuple(exchange.fields()))
-        code = grpc.StatusCode.CANCELLED
-        try:
-            yield
-            code = _code(context) or grpc.StatusCode.OK
-        except Exception:
-            code = _code(context) or grpc.StatusCode.UNKNOWN
-            raise
-        finally:
-            if exchange.is_open:
-                self.gate.run(exchange.respond(Outcome(code), _status(code)))
-            _set_final_fields(exchange, context)
+        return _with_behaviour(handler, many if handler.response_streaming else one)
 
 
 class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):
     """Limits the calls of a server in an event loop, whose methods are coroutines; see `RateLimitInterceptor`."""
 
     def __init__(self, *, methods: Methods | None = None, **settings: Unpack[LimiterSettings]) -> None:
-        self.gate = AsyncRequestLimiter(settings, _metadata)
-        self._methods = _Methods(methods, self.gate)
+        self.limiter = AsyncRequestLimiter(settings, _metadata)
+        self._calls = _Calls(self.limiter, methods)
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
-        handler, details = await continuation(handler_call_details), handler_call_details
+        handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        behaviour = _coroutine(handler, details.method)
+        behaviour = _behaviour(handler)
+        if not (inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour)):
+            method = handler_call_details.method
+            raise UsageError(f"{method} is not a coroutine function: it would block the event loop")
+
+        @asynccontextmanager
+        async def limited(message: Any, context: Any) -> AsyncIterator[None]:
+            exchange = self._calls.exchange(handler, handler_call_details, message, context)
+            await self.limiter.run(self._calls.begin(exchange, context))
+            try:
+                yield
+            except BaseException as error:
+                await self.limiter.run(self._calls.end(exchange, context, error))
+                raise
+            await self.limiter.run(self._calls.end(exchange, context))
 
         async def one(message: Any, context: Any) -> Any:
-            async with self._limited(_exchange(self.gate, handler, details, message, context), context):
+            async with limited(message, context):
                 return await behaviour(message, context)
 
         async def many(message: Any, context: Any) -> AsyncIterator[Any]:
-            async with self._limited(_exchange(self.gate, handler, details, message, context), context):
+            async with limited(message, context):
                 async for each in behaviour(message, context):
                     yield each
 
-        return _replaced(handler, many if inspect.isasyncgenfunction(behaviour) else one)
-
-    @asynccontextmanager
-    async def _limited(self, exchange: Exchange, context: Any) -> AsyncIterator[None]:
-        refusal = await self.gate.check(exchange, self._methods.of(exchange.path), exchange.path)
-        if refusal is not None:
-            await context.abort(_refusal_code(refusal), refusal.detail, _refusal_metadata(refusal))
-        context.set_trailing_metadata(tuple(exchange.fields()))
-        code = grpc.StatusCode.CANCELLED
-        try:
-            yield
-            code = _code(context) or grpc.StatusCode.OK
-        except Exception:
-            code = _code(context) or grpc.StatusCode.UNKNOWN
-            raise
-        finally:
-            if exchange.is_open:
-                await self.gate.run(exchange.respond(Outcome(code), _status(code)))
-            _set_final_fields(exchange, context)
+        return _with_behaviour(handler, many if inspect.isasyncgenfunction(behaviour) else one)
 
 
 def _behaviour(handler: Any) -> Callable[[Any, Any], Any]:
     """Return the function of a handler, which has one of four kinds."""
     kinds = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
-    found: Callable[[Any, Any], Any] = next(each for each in kinds if each is not None)
-    return found
+    return next(each for each in kinds if each is not None)  # type: ignore[no-any-return]
 
 
-def _coroutine(handler: Any, method: str) -> Callable[[Any, Any], Any]:
-    """Return the same for a server in an event loop, which a plain function would block."""
-    behaviour = _behaviour(handler)
-    if inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour):
-        return behaviour
-    raise UsageError(f"{method} is not a coroutine function: it would block the event loop")
-
-
-def _replaced(handler: Any, behaviour: Callable[[Any, Any], Any]) -> Any:
+def _with_behaviour(handler: Any, behaviour: Callable[[Any, Any], Any]) -> Any:
     """Return a handler of the same kind with another function."""
-    made: Any = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[bool(handler.request_streaming), bool(handler.response_streaming)]
+    kinds = [("unary", "stream")[bool(each)] for each in (handler.request_streaming, handler.response_streaming)]
+    made = getattr(grpc, f"{'_'.join(kinds)}_rpc_method_handler")
     return made(behaviour, handler.request_deserializer, handler.response_serializer)
-
-
-def _exchange(gate: LimiterBase, handler: Any, details: Any, message: Any, context: Any) -> Exchange:
-    metadata, peer = tuple(details.invocation_metadata or ()), context.peer()
-    lines = [(name.encode(), value.encode() if isinstance(value, str) else value) for name, value in metadata]
-    call = ServerCall(details.method, dict(metadata), peer, None if handler.request_streaming else message)
-    return Exchange(gate, call, _address(peer), lines, details.method, "POST")
 
 
 def _address(peer: str) -> str | None:
@@ -226,14 +218,6 @@ def _metadata(name: str) -> Callable[[str], tuple[str, str]]:
     return lambda value: (lower, value)
 
 
-def _set_final_fields(exchange: Exchange, context: Any) -> None:
-    """Update the fields in the trailing metadata, and keep what the method has put there."""
-    fields = dict(exchange.fields())
-    if fields:
-        others = [each for each in context.trailing_metadata() or () if each[0] not in fields]
-        context.set_trailing_metadata((*others, *fields.items()))
-
-
 def _refusal_metadata(refusal: Refusal) -> tuple[tuple[str, str | bytes], ...]:
     metadata = list(refusal.fields)
     if refusal.decision is not None:
@@ -244,28 +228,12 @@ def _refusal_metadata(refusal: Refusal) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def _status_details(refusal: Refusal, wait_us: int) -> bytes:
-    """Return a google.rpc.Status with a RetryInfo; the library does not require protobuf here."""
-    delay = _number(1, wait_us // 1_000_000) + _number(2, wait_us % 1_000_000 * 1000)
-    retry_info = _bytes(1, delay)
-    details = _bytes(1, _RETRY_INFO) + _bytes(2, retry_info)
+    seconds, nanoseconds = wait_us // 1_000_000, wait_us % 1_000_000 * 1000
+    delay = b"\x08" + varint(seconds) if seconds else b""
+    delay += b"\x10" + varint(nanoseconds) if nanoseconds else b""
+    retry_info = framed(b"\x0a", _RETRY_INFO) + framed(b"\x12", framed(b"\x0a", delay))
     code: int = _refusal_code(refusal).value[0]
-    return _number(1, code) + _bytes(2, refusal.detail.encode()) + _bytes(3, details)
-
-
-def _varint(number: int) -> bytes:
-    written = bytearray()
-    while number > 0x7F:
-        written.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*written, number])
-
-
-def _number(field: int, number: int) -> bytes:
-    return _varint(field << 3) + _varint(number) if number else b""
-
-
-def _bytes(field: int, data: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(data)) + data
+    return b"\x08" + varint(code) + framed(b"\x12", refusal.detail.encode()) + framed(b"\x1a", retry_info)
 
 
 def _code(context: Any) -> Any:
@@ -274,10 +242,6 @@ def _code(context: Any) -> Any:
     if isinstance(code, int):
         return next((each for each in grpc.StatusCode if each.value[0] == code), None) if code else None
     return code
-
-
-def _status(code: grpc.StatusCode) -> int:
-    return 500 if code.name in _FAILURES else 200
 
 
 def _refusal_code(refusal: Refusal) -> grpc.StatusCode:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Unpack
 
 import msgspec
-from litestar import Litestar, Request, Response
+from litestar import Request, Response
 from litestar.config.app import AppConfig
 from litestar.connection import ASGIConnection
 from litestar.enums import ScopeType
@@ -31,7 +31,7 @@ from litestar.plugins import InitPlugin
 from headgate.core.errors import UsageError
 from headgate.integrations import asgi
 from headgate.integrations.answers import Refusal
-from headgate.integrations.asgi import EXCHANGE, TRY_LATER, Message, Receive, Scope, Send
+from headgate.integrations.asgi import EXCHANGE, TRY_LATER, AsgiExchange, Message, Receive, Scope, Send
 from headgate.integrations.budget import Budget, BudgetSettings, Quotas, QuotasOfKey
 from headgate.integrations.exchange import Exchange
 from headgate.integrations.limiter import AsyncRequestLimiter, LimiterSettings
@@ -82,42 +82,41 @@ class RateLimitPlugin(InitPlugin):
     def __init__(
         self, *, messages: Quotas | Budget | None = None, on_message: str = "close", **settings: Unpack[LimiterSettings]
     ) -> None:
-        self.gate = asgi.gate(**settings)
-        self._options: dict[str, Any] = {"gate": self.gate, "messages": messages, "on_message": on_message}
-        _Middleware(_nothing, **self._options)  # validates them
+        self.limiter = asgi.request_limiter(**settings)
+        self._options: dict[str, Any] = {"limiter": self.limiter, "messages": messages, "on_message": on_message}
+        nothing: Any = None
+        self._checked = _Middleware(nothing, **self._options)
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
         middleware: Any = _Middleware
         app_config.middleware = [DefineMiddleware(middleware, **self._options), *app_config.middleware]
-        app_config.on_startup = [self._check, *app_config.on_startup]
-        app_config.on_shutdown = [*app_config.on_shutdown, self.gate.close]
+        app_config.on_startup = [lambda app: self._checked.check({"litestar_app": app}), *app_config.on_startup]
+        app_config.on_shutdown = [*app_config.on_shutdown, self.limiter.close]
         app_config.exception_handlers = {RateLimited: _problem, **app_config.exception_handlers}
         return app_config
 
-    def _check(self, app: Litestar) -> None:
-        _Middleware(_nothing, **self._options).check({"litestar_app": app})
-
 
 class _Middleware(asgi.RateLimitMiddleware):
-    """The middleware of each route; all of them share the plugin's gate."""
+    """The middleware of each route; all of them share the plugin's limiter."""
 
     has_routes = True
     present: Any = ASGIConnection
 
     def limited_routes(self, scope: Scope) -> bool:
         app: Any = scope.get("litestar_app") or scope.get("app")
-        handlers = [handler for route in app.routes for handler in _handlers(route)]
+        by_route = [getattr(route, "route_handlers", None) or [route.route_handler] for route in app.routes]
+        handlers = [handler for found in by_route for handler in found]
         guards = [guard for handler in handlers for guard in handler.resolve_guards() if isinstance(guard, Limit)]
-        self.gate.validate_once(*[guard.budget for guard in guards])
+        self.limiter.validate_once(*[guard.budget for guard in guards])
         return bool(guards)
 
     def limits_of(self, exchange: Exchange, scope: Scope) -> tuple[Sequence[Budget], str]:
         handler = scope.get("route_handler")
         guards = handler.resolve_guards() if handler is not None else ()
         own = [guard.budget for guard in guards if isinstance(guard, Limit)]
-        self.gate.validate_once(*own)
+        self.limiter.validate_once(*own)
         exchange.covered = frozenset(own)
-        return self.gate.with_own(own), _name_of(handler, scope) if handler is not None else ""
+        return self.limiter.with_own(own), _name_of(handler, scope) if handler is not None else ""
 
     async def refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
         if refusal.answer is None or isinstance(refusal.answer, Response):
@@ -125,10 +124,10 @@ class _Middleware(asgi.RateLimitMiddleware):
         await super().refuse(refusal, scope, receive, send)
 
     async def _websocket(
-        self, exchange: Exchange, refusal: Refusal | None, scope: Scope, receive: Receive, send: Send
+        self, exchange: AsgiExchange, refusal: Refusal | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
         if refusal is not None and isinstance(refusal.answer, Response):
-            refusal = msgspec.structs.replace(refusal, answer=partial(_denied, refusal.answer))
+            refusal = msgspec.structs.replace(refusal, answer=partial(_deny_websocket, refusal.answer))
         await super()._websocket(exchange, refusal, scope, receive, send)
 
 
@@ -137,16 +136,7 @@ def _name_of(handler: Any, scope: Any) -> str:
     return route_name(getattr(handler, "http_methods", None) or (kind,), scope["path_template"])
 
 
-def _handlers(route: Any) -> Sequence[BaseRouteHandler]:
-    found: Sequence[BaseRouteHandler] = getattr(route, "route_handlers", None) or [route.route_handler]
-    return found
-
-
-async def _nothing(*_: Any) -> None:
-    """Stand in for an application."""
-
-
-async def _denied(answer: Response[Any], scope: Any, receive: Any, send: Send) -> None:
+async def _deny_websocket(answer: Response[Any], scope: Any, receive: Any, send: Send) -> None:
     """Refuse a WebSocket connection by a response, which Litestar writes for HTTP requests only."""
 
     async def sent(message: Message) -> None:

@@ -6,11 +6,12 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
 from headgate.core.errors import UsageError
-from headgate.integrations.budget import Budget, cached
+from headgate.integrations.budget import Budget
 
 _NO_ROUTE = "-"
 _BUDGETS = "__headgate_budgets__"
@@ -23,7 +24,7 @@ _LONGEST_NAME = 60
 """Characters of a derived name, so that a number fits behind it."""
 
 
-@cached
+@lru_cache(maxsize=4096)
 def budget_name(route: str, nth: int = 1) -> str:
     """Return the name of the n-th budget of a route: unique, and without characters that a name cannot have."""
     route = route or _NO_ROUTE
@@ -41,7 +42,6 @@ def route_name(methods: Iterable[str], path: str) -> str:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return the qualified name of a function."""
     function = inspect.unwrap(function)
     kind = type(function)
     return f"{getattr(function, '__module__', kind.__module__)}.{getattr(function, '__qualname__', kind.__qualname__)}"
@@ -60,7 +60,6 @@ def require_name(function: Callable[..., Any], budget: Budget) -> None:
 
 
 def budgets_of(view: Any) -> list[Budget]:
-    """Return the budgets of a view's decorators."""
     found: list[Budget] = getattr(view, _BUDGETS, [])
     return found
 

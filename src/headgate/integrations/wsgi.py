@@ -16,7 +16,6 @@ from urllib.parse import quote
 from headgate.integrations.answers import Refusal
 from headgate.integrations.exchange import Exchange, ResponseStart
 from headgate.integrations.limiter import LimiterBase, LimiterSettings, RequestLimiter, nothing_limited
-from headgate.web.errors import InvalidSettings
 from headgate.web.problem import CONTENT_TYPE
 
 Environ: TypeAlias = dict[str, Any]
@@ -31,32 +30,27 @@ _UNQUOTED = "/:@!$&'()*+,;=~"
 
 
 class RateLimitMiddleware:
-    """Limits a WSGI application; the other settings are those of `LimiterSettings`. Functions get the environment.
+    """Limits a WSGI application. The settings are those of `LimiterSettings`; functions get the environment.
 
-    Args:
-        app: the application.
-        gate: a limiter, instead of settings: to reset keys, or to share it.
+    Attributes:
+        limiter: of the application, to reset keys.
     """
 
-    def __init__(
-        self, app: Application, *, gate: RequestLimiter | None = None, **settings: Unpack[LimiterSettings]
-    ) -> None:
-        if gate is not None and settings:
-            raise InvalidSettings(f"the given gate has its own {', '.join(settings)}")
-        self.app, self.gate = app, gate or RequestLimiter(settings)
-        if self.gate.enabled and not self.gate.budgets:
+    def __init__(self, app: Application, **settings: Unpack[LimiterSettings]) -> None:
+        self.app, self.limiter = app, RequestLimiter(settings)
+        if self.limiter.enabled and not self.limiter.budgets:
             raise nothing_limited("RateLimitMiddleware")
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
-        gate, exchange = self.gate, exchange_of(self.gate, environ, environ)
-        refusal = gate.check(exchange, gate.budgets)
+        limiter, exchange = self.limiter, exchange_of(self.limiter, environ, environ)
+        refusal = limiter.check(exchange, limiter.budgets)
         if refusal is not None:
             return respond(refusal, environ, start_response)
 
         def start(status: str, headers: Fields, *exc_info: Any) -> Any:
             if exchange.is_open:
                 code = int(status[:3])
-                gate.run(exchange.respond(ResponseStart(code, headers), code))
+                limiter.run(exchange.respond(ResponseStart(code, headers), code))
             if OURS.isdisjoint([name.lower() for name, _ in headers]):
                 headers = [*headers, *exchange.fields()]
             return start_response(status, headers, *exc_info)
@@ -64,26 +58,25 @@ class RateLimitMiddleware:
         try:
             body = self.app(environ, start)
         except Exception:
-            gate.run(exchange.fail())
+            limiter.run(exchange.fail())
             raise
-        return _RefundedBody(body, gate, exchange) if exchange.is_open else body
+        return _RefundedBody(body, exchange) if exchange.is_open else body
 
 
 class _RefundedBody:
     """A body that refunds its request if it fails."""
 
-    def __init__(self, body: Iterable[bytes], gate: RequestLimiter, exchange: Exchange) -> None:
-        self._body, self._gate, self._exchange = body, gate, exchange
+    def __init__(self, body: Iterable[bytes], exchange: Exchange) -> None:
+        self._body, self._exchange = body, exchange
 
     def __iter__(self) -> Iterator[bytes]:
         try:
             yield from self._body
         except Exception:
-            self._gate.run(self._exchange.fail())
+            self._exchange.limiter.run(self._exchange.fail())
             raise
 
     def close(self) -> None:
-        """Close the application's body, as servers do."""
         close = getattr(self._body, "close", None)
         if close is not None:
             close()
@@ -104,7 +97,6 @@ class Lines:
 
 
 def exchange_of(limiter: LimiterBase, request: Any, environ: Environ) -> Exchange:
-    """Return the exchange of a request."""
     path, method = path_of(environ) if limiter.has_rules else "/", environ.get("REQUEST_METHOD", "GET")
     return Exchange(limiter, request, environ.get("REMOTE_ADDR"), Lines(environ), path, method)
 

@@ -1,1 +1,1 @@
-"""Seeing what a node does: metrics, hot keys, logs and traces."""
+"""Metrics, hot keys, logs and traces of a node."""

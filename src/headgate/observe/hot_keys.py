@@ -37,8 +37,6 @@ Key: TypeAlias = tuple[str, str]
 
 
 class HotKey(msgspec.Struct, frozen=True, gc=False):
-    """A key with its rate."""
-
     rule: str
     key: str
     per_second: float
@@ -47,7 +45,7 @@ class HotKey(msgspec.Struct, frozen=True, gc=False):
 
 class HotList(msgspec.Struct, frozen=True):
     hot: tuple[HotKey, ...] = ()
-    """Keys with the most checks, whatever their cost."""
+    """Keys with the most checks, of any cost."""
     denied: tuple[HotKey, ...] = ()
     """Keys with the most refusals."""
     would_refuse: tuple[HotKey, ...] = ()
@@ -60,13 +58,10 @@ def stride() -> int:
 
 
 class HotKeys:
-    """Finds the keys with the most checks and refusals, in bounded memory."""
-
-    def __init__(self, principals: Principals, *, size: int = SIZE) -> None:
+    def __init__(self, principals: Principals) -> None:
         self._principals = principals
-        self._hot: Frequent[Key] = Frequent(size)
-        self._denied: Frequent[Key] = Frequent(size)
-        self._would_refuse: Frequent[Key] = Frequent(size)
+        self._lists: list[Frequent[Key]] = [Frequent(SIZE) for _ in HotList.__struct_fields__]
+        self._hot, self._denied, self._would_refuse = self._lists
         self._denials = 0
 
     def add(self, rule: str, value: str) -> None:
@@ -78,41 +73,34 @@ class HotKeys:
         self._denials += 1
         return 1 if self._denials < DENIALS else stride()
 
-    def denied(self, rule: str, value: str, weight: int) -> None:
+    def add_denial(self, rule: str, value: str, weight: int) -> None:
         """Count a sampled refusal; see `denial_stride`."""
         self._denied.add((rule, value), weight)
 
-    def would_refuse(self, rule: str, value: str, weight: int) -> None:
+    def add_shadow_denial(self, rule: str, value: str, weight: int) -> None:
         """Count a sampled refusal by a shadow rule; see `denial_stride`."""
         self._would_refuse.add((rule, value), weight)
 
     def second(self) -> None:
         self._denials = 0
-        self._hot.second()
-        self._denied.second()
-        self._would_refuse.second()
+        for each in self._lists:
+            each.second()
 
     def top(self, most: int = SHOWN) -> HotList:
-        """Return the lists, the hottest first."""
-        lists = (self._hot, self._denied, self._would_refuse)
-        return HotList(*[self._shown(each, most) for each in lists])
-
-    def _shown(self, keys: Frequent[Key], most: int) -> tuple[HotKey, ...]:
         shown = self._principals.shown
-        return tuple([HotKey(rule, shown(value), round(rate, 2)) for (rule, value), rate in keys.top(most)])
+        return HotList(
+            *[
+                tuple([HotKey(rule, shown(value), round(rate, 2)) for (rule, value), rate in each.top(most)])
+                for each in self._lists
+            ]
+        )
 
 
 def merged_lists(lists: Iterable[HotList], most: int = SHOWN) -> HotList:
-    """Merge the lists of several workers."""
-    every = list(lists)
-    return HotList(
-        _merged([each.hot for each in every], most),
-        _merged([each.denied for each in every], most),
-        _merged([each.would_refuse for each in every], most),
-    )
+    return HotList(*[_merge(each, most) for each in zip(*map(msgspec.structs.astuple, lists), strict=True)])
 
 
-def _merged(lists: Iterable[Iterable[HotKey]], most: int) -> tuple[HotKey, ...]:
+def _merge(lists: Iterable[Iterable[HotKey]], most: int) -> tuple[HotKey, ...]:
     rates: dict[tuple[str, str], float] = {}
     for keys in lists:
         for each in keys:
@@ -150,7 +138,6 @@ class Frequent(Generic[K]):
         return [(key, count * (1 - KEEP)) for key, count in self.largest(most)]
 
     def largest(self, most: int) -> list[tuple[K, float]]:
-        """Return the most frequent keys with their counts."""
         return nlargest(most, self._counts.items(), key=lambda item: item[1])
 
     def _purge(self) -> None:

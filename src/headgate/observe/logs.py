@@ -13,23 +13,22 @@ import logging
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from enum import StrEnum
 from functools import partial
 from hashlib import blake2b
 from heapq import nlargest
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
 from headgate.core.errors import UsageError
-from headgate.core.numbers import printable, short
+from headgate.core.numbers import short
 from headgate.core.quota import SECOND
+from headgate.messages import printable
 
 LONGEST_TEXT = 2000
 """Longest message or field, in characters."""
 LONGEST_TRACE = 10_000
 MOST_FIELDS = 30
-LONGEST_SECRET = 64
 PER_RULE = 10
 IN_ALL = 100
 """Lines per second about refusals: of one rule, and in total."""
@@ -37,11 +36,6 @@ _NAMED = 5
 _DENIALS = logging.getLogger("headgate.denials")
 _FIELDS = "headgate_fields"
 _encode = msgspec.json.Encoder().encode
-
-
-class Format(StrEnum):
-    TEXT = "text"
-    JSON = "json"
 
 
 def fields(**values: str | float | None) -> dict[str, Any]:
@@ -54,7 +48,7 @@ _TALKATIVE = ("alembic", "uvicorn")
 
 
 def setup(
-    form: str = Format.TEXT, level: str = "info", stream: TextIO | None = None, *, worker: int | None = None
+    form: str = "text", level: str = "info", stream: TextIO | None = None, *, worker: int | None = None
 ) -> logging.Handler:
     """Write all logs of this process to `stream`, by default standard error, and return the handler.
 
@@ -64,12 +58,18 @@ def setup(
     levels = ("debug", "info", "warning", "error", "critical")
     if level.lower() not in levels:
         raise UsageError(f"log level must be one of {', '.join(levels)}, not {short(level)}")
-    if form not in tuple(Format):
-        raise UsageError(f"log format must be one of {', '.join(Format)}, not {short(form)}")
+    formats = {"text": TextLines, "json": JsonLines}
+    if form not in formats:
+        raise UsageError(f"log format must be one of {', '.join(formats)}, not {short(form)}")
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines() if form == Format.JSON else TextLines())
+    handler.setFormatter(formats[form]())
     if worker is not None:
-        handler.addFilter(_Worker(worker))
+
+        def number(record: logging.LogRecord) -> bool:
+            setattr(record, _FIELDS, {**_fields_of(record), "worker": worker})
+            return True
+
+        handler.addFilter(number)
     root = logging.getLogger()
     for other in root.handlers[:]:
         root.removeHandler(other)
@@ -78,16 +78,6 @@ def setup(
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
     return handler
-
-
-class _Worker(logging.Filter):
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self._number = number
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        setattr(record, _FIELDS, {**_fields_of(record), "worker": self._number})
-        return True
 
 
 class JsonLines(logging.Formatter):
@@ -142,40 +132,31 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """Return the end of a record's traceback, which says most."""
+    """Return the end of a record's traceback, which is the most specific."""
     if not record.exc_info or record.exc_info[0] is None:
         return ""
     return formatter.formatException(record.exc_info)[-LONGEST_TRACE:]
 
 
-class Principals:
-    """How principals are shown: as digests, or with `plain`, in clear text.
+class Principals(NamedTuple):
+    """How principals are shown: as digests or, with `plain`, in clear text."""
 
-    `secret`, up to 64 bytes, keys the digests, so that trying names does not reveal a principal. Nodes need the
-    same one for comparable logs.
-    """
-
-    __slots__ = ("_secret", "plain")
-
-    def __init__(self, *, plain: bool = False, secret: bytes = b"") -> None:
-        if len(secret) > LONGEST_SECRET:
-            raise UsageError(f"the secret for digests must have at most {LONGEST_SECRET} bytes, not {len(secret)}")
-        self.plain, self._secret = plain, secret
+    plain: bool = False
 
     def shown(self, value: str) -> str:
         """Return the principal, or its digest: ``#`` and 16 hexadecimal digits."""
         if self.plain:
             return value
-        return "#" + blake2b(value.encode(errors="surrogatepass"), digest_size=8, key=self._secret).hexdigest()
+        return "#" + blake2b(value.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 class Denials:
-    """Logs refusals, at most `per_rule` lines a second about one rule and `in_all` in total, and counts the others."""
+    """Logs refusals, at most `per_rule` lines a second about one rule and `IN_ALL` in total, and counts the others."""
 
-    def __init__(self, principals: Principals, *, per_rule: int = PER_RULE, in_all: int = IN_ALL) -> None:
-        if per_rule < 0 or in_all < 0:
-            raise UsageError(f"denials logged per second must be 0 or more, not {min(per_rule, in_all)}")
-        self._principals, self._per_rule, self._in_all = principals, per_rule if in_all else 0, in_all
+    def __init__(self, principals: Principals, *, per_rule: int = PER_RULE) -> None:
+        if per_rule < 0:
+            raise UsageError(f"denials logged per second must be 0 or more, not {per_rule}")
+        self._principals, self._per_rule = principals, per_rule
         self._lines = 0
         self._seen: dict[str, int] = {}
         self._logged: dict[str, int] = {}
@@ -185,7 +166,7 @@ class Denials:
         if not self._per_rule:
             return False
         seen = self._seen[rule] = self._seen.get(rule, 0) + 1
-        if seen > self._per_rule or self._lines >= self._in_all:
+        if seen > self._per_rule or self._lines >= IN_ALL:
             return False
         self._lines += 1
         self._logged[rule] = seen

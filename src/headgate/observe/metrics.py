@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from operator import add
 from types import MappingProxyType
 
 import msgspec
@@ -16,19 +17,9 @@ OUTCOMES = ("allowed", "denied", "error", "shed", "cancelled")
 
 
 class MetricKind(StrEnum):
-    """The types of Prometheus."""
-
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
-
-
-class Merge(StrEnum):
-    """How the values of several workers are merged."""
-
-    SUM = "sum"
-    MAX = "max"
-    MIN = "min"
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -44,17 +35,13 @@ class Metric(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
     scale: int = 1
     """Cells hold integers; the value of the metric is the cell divided by this."""
-    merge: Merge = Merge.SUM
+    merge: Callable[[int, int], int] = add
+    """Merges the values of two workers."""
 
     @property
     def cells(self) -> int:
         """Cells of one series: a histogram has its buckets, then the sum."""
         return BUCKETS + 1 if self.kind is MetricKind.HISTOGRAM else 1
-
-    def merged(self, one: int, other: int) -> int:
-        if self.merge is Merge.SUM:
-            return one + other
-        return max(one, other) if self.merge is Merge.MAX else min(one, other)
 
     @property
     def shown_name(self) -> str:
@@ -66,7 +53,7 @@ def _counter(name: str, text: str, *labels: str, scale: int = 1) -> Metric:
     return Metric(f"headgate_{name}", MetricKind.COUNTER, text, labels, scale)
 
 
-def _gauge(name: str, text: str, *labels: str, scale: int = 1, merge: Merge = Merge.SUM) -> Metric:
+def _gauge(name: str, text: str, *labels: str, scale: int = 1, merge: Callable[[int, int], int] = add) -> Metric:
     return Metric(f"headgate_{name}", MetricKind.GAUGE, text, labels, scale, merge)
 
 
@@ -106,90 +93,89 @@ UNKNOWN_DOMAINS = _counter(
 )
 PEEKS = _counter("peeks", "Peeks, which take nothing.")
 REFUNDS = _counter("refunds", "Refunds of costs.")
-RESETS = _counter("resets", "Limits reset.")
-DENIALS_UNLOGGED = _counter("denials_unlogged", "Denials left out of the log, which is sampled.")
+RESETS = _counter("resets", "Resets of limits.")
+DENIALS_UNLOGGED = _counter("denials_unlogged", "Denials that were not logged, because the log is sampled.")
 
 STORE_CALLS = _counter("store_calls", "Calls of the store, including those while its circuit is open.")
 STORE_FAILURES = _counter("store_failures", "Calls that the store did not answer.", "reason")
 STORE_DEGRADED = _counter("store_degraded", "Decisions that the store did not make, by mode.", "mode", "reason")
 STORE_LATE = _counter(
-    "store_late_answers", "Responses after their deadline: too late for their decision, used by the next."
+    "store_late_answers", "Responses of the store after their deadline, which the next decision uses."
 )
 STORE_BATCHES = _counter("store_batches", "Round trips to Redis.")
-STORE_QUESTIONS = _counter("store_questions", "Calls in those round trips; the quotient is the batch size.")
+STORE_QUESTIONS = _counter("store_questions", "Calls in these round trips; divided by their number, the batch size.")
 STORE_DURATION = _histogram("store_batch_duration", "Time from sending a batch of calls to Redis to its last response.")
 STORE_CACHED = _counter("store_cached", "Refusals and peeks answered by the cache.", "verb")
 NODES = _gauge(
-    "nodes", "Processes that share the limits, as counted or set: the share in the mode local.", merge=Merge.MAX
+    "nodes", "Processes that share the limits, counted or set; the mode local divides limits by it.", merge=max
 )
 CIRCUIT_STATE = _gauge(
     "store_circuit_state",
-    "The circuit of a server: 0 closed or gone, 1 half-open, 2 open; the worst.",
+    "State of a server's circuit: 0 closed or gone, 1 half-open, 2 open; the worst of all workers.",
     "shard",
-    merge=Merge.MAX,
+    merge=max,
 )
 CIRCUIT_OPENINGS = _counter("store_circuit_openings", "Outages: how often a circuit opened.")
 CIRCUIT_RECOVERIES = _counter("store_circuit_recoveries", "How often a circuit closed again.")
 
-RULES = _gauge("rules", "Rules in force.", merge=Merge.MAX)
+RULES = _gauge("rules", "Rules in force.", merge=max)
 RULES_LOADS = _counter("rules_loads", "Sets of rules that came into force; every worker loads them.")
 RULES_FAILURES = _counter("rules_load_failures", "Changes that were invalid or could not be read.")
-RULES_BROKEN = _gauge("rules_broken", "1 while the last change is invalid.", merge=Merge.MAX)
+RULES_BROKEN = _gauge("rules_broken", "1 while the last change is invalid.", merge=max)
 RULES_LOADED_AT = _gauge(
-    "rules_loaded_timestamp_seconds", "When the rules in force were loaded; the earliest.", scale=NANO, merge=Merge.MIN
+    "rules_loaded_timestamp_seconds",
+    "Time at which the rules in force were loaded; the earliest of all workers.",
+    scale=NANO,
+    merge=min,
 )
 
-RULES_REVISION = _gauge("rules_revision", "The revision of the database's rules in force; the least.", merge=Merge.MIN)
+RULES_REVISION = _gauge(
+    "rules_revision", "Revision of the rules in force, from a database; the lowest of all workers.", merge=min
+)
 RULES_CONTACT = _gauge(
     "rules_contact_timestamp_seconds",
-    "When the database last confirmed the rules in force; 0: never.",
+    "Time at which the database last confirmed the rules in force; 0 for never.",
     scale=NANO,
-    merge=Merge.MAX,
+    merge=max,
 )
 RULES_STALE = _gauge(
-    "rules_stale", "1 while the database cannot be followed, and the last good rules are in force.", merge=Merge.MAX
+    "rules_stale", "1 while changes cannot be read from the database, and the last valid rules are in force.", merge=max
 )
-RULES_FOLLOW_FAILURES = _counter("rules_follow_failures", "Failures to follow the database.")
+RULES_FOLLOW_FAILURES = _counter("rules_follow_failures", "Failures to read changes from the database.")
 
 CONFIG_LOADS = _counter(
     "config_loads", "Files that came into force: rules, descriptors, identity, caller_keys, certificates.", "config"
 )
 CONFIG_FAILURES = _counter("config_load_failures", "Changes that were invalid or could not be read.", "config")
 CONFIG_BROKEN = _gauge(
-    "config_broken",
-    "1 while the last change is invalid, and the one before is in force.",
-    "config",
-    merge=Merge.MAX,
+    "config_broken", "1 while the last change is invalid, and the previous version is in force.", "config", merge=max
 )
 CONFIG_LOADED_AT = _gauge(
     "config_loaded_timestamp_seconds",
-    "When the configuration in force was loaded; the earliest.",
+    "Time at which the configuration in force was loaded; the earliest of all workers.",
     "config",
     scale=NANO,
-    merge=Merge.MIN,
+    merge=min,
 )
 
 CALLER_ASKED_AT = _gauge(
     "caller_last_request_timestamp_seconds",
-    "Last request of a caller with a key, to the second; by its name in the file, or the id of its key.",
+    "Time of the last request of a caller with a key, to the second, by its name in the file or the id of its key.",
     "caller",
     scale=NANO,
-    merge=Merge.MAX,
+    merge=max,
 )
-ENFORCEMENT = _gauge("enforcement", "1 while limits refuse, 0 while they are only counted; the least.", merge=Merge.MIN)
+ENFORCEMENT = _gauge(
+    "enforcement", "1 while limits refuse, 0 while they only count; the lowest of all workers.", merge=min
+)
 CONNECTIONS = _gauge("connections", "Connections open now.")
 WORKERS = _gauge("workers", "Live worker processes.")
 WORKER_STARTS = _counter("worker_starts", "Worker processes started, including the first ones.")
 CPU = _counter("process_cpu_seconds", "Processor time used, user and system.", "worker", scale=NANO)
 RESIDENT = _gauge("process_resident_memory_bytes", "Resident memory.", "worker")
 OPEN_FILES = _gauge("process_open_fds", "Open file descriptors.", "worker")
-STARTED_AT = _gauge("process_start_time_seconds", "When the worker started.", "worker", scale=NANO)
-BUILD = _gauge("build_info", "Always 1; the labels are the running versions.", "version", "python", merge=Merge.MAX)
-
-
-def observations(cells: Sequence[int]) -> int:
-    """Return the number of observations of a histogram."""
-    return sum(cells[:BUCKETS])
+STARTED_AT = _gauge("process_start_time_seconds", "Start time of the worker.", "worker", scale=NANO)
+BUILD = _gauge("build_info", "Always 1; the labels are the running versions.", "version", "python", merge=max)
 
 
 METRICS: Mapping[str, Metric] = MappingProxyType(

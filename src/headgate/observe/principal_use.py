@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict, deque
 from hashlib import blake2b
+from typing import TypeAlias
 from zlib import crc32
 
 import msgspec
@@ -40,6 +41,8 @@ MINUTE_US, SECOND_US = 60_000_000, 1_000_000
 POSITIONS = 1 << 32
 """Bound of the hash of a principal."""
 _DIGESTS_PER_SECOND = 1000
+_Ended: TypeAlias = "tuple[WindowUse, int, dict[Principal, int]]"
+"""A window without its principals, the seed of their digests, and their units."""
 
 
 class WindowUse(msgspec.Struct, frozen=True, array_like=True):
@@ -137,9 +140,9 @@ class PrincipalUse:
     def _digest(self, most: int | None) -> None:
         done = 0
         while self._ended and (most is None or done < most):
-            ended = self._ended.popleft()
-            self._ready.append(ended.digested())
-            done += len(ended.counts)
+            use, seed, counts = self._ended.popleft()
+            self._ready.append(msgspec.structs.replace(use, principals=_digests(seed, counts)))
+            done += len(counts)
 
     def _found(self, space: str, quota: Quota) -> _Series:
         """Return the series of a limit other than the last used of its space: another tier, or new rules."""
@@ -155,21 +158,16 @@ class PrincipalUse:
         return known
 
 
-class _Ended(msgspec.Struct):
-    use: WindowUse
-    seed: int
-    counts: dict[Principal, int]
-
-    def digested(self) -> WindowUse:
-        """Return the counts with digests in place of principals."""
-        key = self.seed.to_bytes(4, "little")
-        found: dict[int, int] = {}
-        for principal, units in self.counts.items():
-            if units:
-                digest = blake2b(encoded(principal), digest_size=4, key=key).digest()
-                name = crc32(encoded(principal), self.seed) << 31 | int.from_bytes(digest, "little") >> 1
-                found[name] = found.get(name, 0) + units
-        return msgspec.structs.replace(self.use, principals=found)
+def _digests(seed: int, counts: dict[Principal, int]) -> dict[int, int]:
+    """Return the counts by digests of the principals."""
+    key = seed.to_bytes(4, "little")
+    found: dict[int, int] = {}
+    for principal, units in counts.items():
+        if units:
+            digest = blake2b(encoded(principal), digest_size=4, key=key).digest()
+            name = crc32(encoded(principal), seed) << 31 | int.from_bytes(digest, "little") >> 1
+            found[name] = found.get(name, 0) + units
+    return found
 
 
 class _Series:
@@ -228,7 +226,7 @@ class _Series:
         if not self.is_looked_at:
             return None
         use = WindowUse(rule_id_of(self._space), self._window_us, self.quota.limit, self._at, self._level, {})
-        return _Ended(use, self.seed, counts)
+        return use, self.seed, counts
 
 
 _NOT_COUNTED = _Series("", Quota(1, LONGEST_WINDOW_US + SECOND_US), 0, 0)

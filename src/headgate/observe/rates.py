@@ -6,9 +6,10 @@ minus peeks. Refusals are counted by rule, so a request that two rules refuse co
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
 from heapq import nlargest
+from itertools import zip_longest
 
 import msgspec
 
@@ -18,7 +19,7 @@ from headgate.observe.hot_keys import HotKey, HotList
 from headgate.observe.metrics import Metric, MetricKind
 from headgate.observe.recorder import ALLOWED, DEGRADED, DENIED, SHADOW_ALLOWED, SHADOW_DENIED
 from headgate.observe.table import LONGEST_VALUE, Counts, Place, values_of
-from headgate.observe.workers import Slice
+from headgate.observe.workers import WorkerCounts
 from headgate.policy.selection import Verdict
 
 LOOK_US = 2_500_000
@@ -33,12 +34,10 @@ MOST_RULES = 20
 MOST_KEYS = 20
 MOST_CIRCUITS = 50
 _CIRCUITS = {1: "half_open", 2: "open"}
-_PLACES = {ALLOWED: 0, DENIED: 1, DEGRADED: 2, SHADOW_ALLOWED: 3, SHADOW_DENIED: 4}
-"""Position of an outcome among a rule's counts, in the order of `RuleRates`."""
-_NOTHING, _REQUESTS, _PEEKS, _DENIED = range(4)
-_CALLS = {"error": 4, "shed": 5}
-_RULES = 6
-"""Positions of requests, calls, and the first rule among all counts."""
+_OUTCOMES = {ALLOWED: 0, DENIED: 1, DEGRADED: 2, SHADOW_ALLOWED: 3, SHADOW_DENIED: 4}
+"""Position of an outcome among the totals of a rule, in the order of `RuleRates`."""
+_NOTHING, _REQUESTS, _PEEKS, _DENIED, _ERRORS, _SHED, _RULES = range(7)
+"""Positions among all totals; those of rules follow."""
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -68,8 +67,6 @@ class RuleRates(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
-    """A step of the history."""
-
     at: int
     """Start, in seconds since the epoch."""
     allowed: float
@@ -111,41 +108,45 @@ class RateWatch:
 
     def __init__(
         self,
-        counted: Callable[[], Iterable[Slice]],
+        counted: Callable[[], Iterable[WorkerCounts]],
         hot_keys: Callable[[], bytes],
         store: str,
         clock: Callable[[], int],
     ) -> None:
         self._counted, self._hot_keys, self._store, self._now = counted, hot_keys, store, clock
-        self._places = _Places()
-        self._workers: dict[int, _Worker] = {}
-        self._looks: deque[int] = deque(maxlen=2)
+        self._totals = CounterTotals()
+        self._looks: deque[tuple[int, list[int]]] = deque(maxlen=2)
         self._history: deque[Point] = deque(maxlen=STEPS)
         self._troubled_since = 0
 
     def look(self) -> Figures:
         """Return the current figures. Thread-safe if not concurrent. Raises OSError."""
-        slices, now = list(self._counted()), self._now()
-        for worker in slices:
-            if worker.slot not in self._workers:
-                self._workers[worker.slot] = _Worker(self._places, is_new=bool(self._looks))
-            self._workers[worker.slot].learn(worker.series)
-        counts = [0] * len(self._places)
-        for worker in slices:
-            self._workers[worker.slot].look(worker.series.cells, counts)
-        seconds = (now - self._looks[0]) / 1_000_000 if self._looks else 0.0
-        rates = _rates(counts, seconds)
+        workers, now = list(self._counted()), self._now()
+        totals = self._totals.sums(workers)
+        began, before = self._looks[0] if self._looks else (now, totals)
+        seconds = (now - began) / 1_000_000
+        counts = [new - old for new, old in zip_longest(totals, before, fillvalue=0)]
+        rates = Rates(*[_rate(count, seconds) for count in (*requests_of(counts), counts[_ERRORS], counts[_SHED])])
         looks_since_epoch = round(now / LOOK_US)
         at = (looks_since_epoch // 2 - 1) * STEP_SECONDS
         if looks_since_epoch % 2 == 0 and len(self._looks) > 1:  # the last two readings are a step
             self._history.append(Point(at, rates.allowed, rates.refused, rates.degraded, rates.shadow_refused))
-        self._looks.append(now)
-        gauges = _Gauges()
-        for worker in slices:
-            if worker.alive:
-                for place in self._workers[worker.slot].gauges:
-                    gauges.note(place, worker.series.cells[place.begin])
-        self._troubled_since = (self._troubled_since or now) if gauges.circuits else 0
+        self._looks.append((now, totals))
+        circuits: dict[str, int] = {}
+        versions, broken, enforcing = set[str](), set[str](), True
+        for metric, labels, value in self._totals.gauges([each for each in workers if each.alive]):
+            if metric is metrics.ENFORCEMENT:
+                enforcing = enforcing and bool(value)
+            elif metric is metrics.CIRCUIT_STATE and value:
+                (shard,) = values_of(labels)
+                circuits[shard] = max(value, circuits.get(shard, 0))
+            elif metric is metrics.BUILD and value:
+                versions.add(values_of(labels)[0])
+            elif metric is metrics.RULES_BROKEN and value:
+                broken.add("rules")
+            elif metric is metrics.CONFIG_BROKEN and value:
+                broken.update(values_of(labels))
+        self._troubled_since = (self._troubled_since or now) if circuits else 0
         report = msgspec.json.decode(self._hot_keys(), type=HotList)
         return Figures(
             now,
@@ -156,30 +157,30 @@ class RateWatch:
             _bounded(report.denied),
             _bounded(report.would_refuse),
             self._store,
-            {shard: _CIRCUITS[state] for shard, state in sorted(gauges.circuits.items())[:MOST_CIRCUITS]},
+            {shard: _CIRCUITS[state] for shard, state in sorted(circuits.items())[:MOST_CIRCUITS]},
             self._troubled_since,
-            sum(worker.alive for worker in slices),
-            ", ".join(sorted(gauges.versions)),
-            gauges.enforcing,
-            tuple(sorted(gauges.broken)),
+            sum(worker.alive for worker in workers),
+            ", ".join(sorted(versions)),
+            enforcing,
+            tuple(sorted(broken)),
         )
 
     def _first_rules(self, counts: list[int], seconds: float) -> tuple[RuleRates, ...]:
         """Return the rules with the most decisions and those with the most refusals, the busiest first."""
-        allowed, refused, degraded, shadow_allowed, shadow_refused = _columns(counts)
+        columns = [*by_outcome(counts).values()]
+        allowed, refused, _, shadow_allowed, shadow_refused = columns
         decided = list(map(sum, zip(allowed, refused, shadow_allowed, shadow_refused, strict=True)))
         found: dict[int, None] = {}
         for column in (decided, refused, shadow_refused):
             if any(column):
                 first = nlargest(MOST_RULES, range(len(column)), key=column.__getitem__)
                 found |= dict.fromkeys([rule for rule in first if column[rule]])
-        columns = allowed, refused, degraded, shadow_allowed, shadow_refused
-        rules = self._places.rules
+        rules = self._totals.rules
         return tuple([RuleRates(rules[rule], *[_rate(each[rule], seconds) for each in columns]) for rule in found])
 
 
-class _Places:
-    """Positions of counts in a list: first those of requests, then five for each rule.
+class CounterTotals:
+    """The counters of workers in one list: first those of requests, then five for each rule.
 
     A reading allocates only lists of numbers: thousands of small objects would make the garbage collector traverse all
     rules repeatedly, in the process that decides.
@@ -187,103 +188,71 @@ class _Places:
 
     def __init__(self) -> None:
         self.rules: list[str] = []
+        """By their position in the columns of `by_outcome`."""
         self._first: dict[str, int] = {}
+        self._positions: defaultdict[int, list[int]] = defaultdict(list)
+        """By worker: the position of each cell. New cells are only appended."""
+        self._gauges: defaultdict[int, list[Place]] = defaultdict(list)
+        self._known: Counter[int] = Counter()
 
-    def __len__(self) -> int:
-        return _RULES + len(_PLACES) * len(self.rules)
+    def sums(self, workers: Iterable[WorkerCounts]) -> list[int]:
+        for worker in workers:
+            self._learn(worker.number, worker.series)
+        totals = [0] * (_RULES + len(_OUTCOMES) * len(self.rules))
+        for worker in workers:
+            for position, value in zip(self._positions[worker.number], worker.series.cells, strict=True):
+                totals[position] += value
+        return totals
 
-    def of(self, metric: Metric, labels: tuple[str, ...]) -> int:
-        """Return the position of a metric's cell; `_NOTHING` if it is not counted."""
+    def gauges(self, workers: Iterable[WorkerCounts]) -> Iterator[tuple[Metric, str, int]]:
+        for worker in workers:
+            for metric, labels, cell, _ in self._gauges[worker.number]:
+                yield metric, labels, worker.series.cells[cell]
+
+    def _learn(self, worker: int, counts: Counts) -> None:
+        """Assign positions to the cells of new series."""
+        positions = self._positions[worker]
+        positions += [_NOTHING] * (len(counts.cells) - len(positions))
+        for place in counts.places[self._known[worker] :]:
+            if place.metric.kind is MetricKind.GAUGE:
+                self._gauges[worker].append(place)
+            elif place.metric is metrics.DECISION_DURATION:
+                positions[place.begin : place.begin + BUCKETS] = [_REQUESTS] * BUCKETS
+            else:
+                positions[place.begin] = self._position(place.metric, values_of(place.labels))
+        self._known[worker] = len(counts.places)
+
+    def _position(self, metric: Metric, labels: tuple[str, ...]) -> int:
+        """Return where a counter is added; `_NOTHING` if it is not used."""
         match metric:
             case metrics.RULE_DECISIONS:
-                return self._of_rule(labels[0]) + _PLACES[labels[1]]
+                return self._of_rule(labels[0]) + _OUTCOMES[labels[1]]
             case metrics.RULE_DEGRADED:
-                return self._of_rule(labels[0]) + _PLACES[DEGRADED]
+                return self._of_rule(labels[0]) + _OUTCOMES[DEGRADED]
             case metrics.PEEKS:
                 return _PEEKS
             case metrics.UNLIMITED if labels[0] == Verdict.DENIED:
                 return _DENIED
             case metrics.CHECKS:
-                return _CALLS.get(labels[1], _NOTHING)
+                return {"error": _ERRORS, "shed": _SHED}.get(labels[1], _NOTHING)
         return _NOTHING
 
     def _of_rule(self, rule: str) -> int:
-        known = self._first.get(rule)
-        if known is None:
-            known = self._first[rule] = len(self)
+        if rule not in self._first:
+            self._first[rule] = _RULES + len(_OUTCOMES) * len(self.rules)
             self.rules.append(rule)
-        return known
+        return self._first[rule]
 
 
-def _columns(counts: list[int]) -> list[list[int]]:
-    """Return the counts of each outcome by rule."""
-    return [counts[_RULES + place :: len(_PLACES)] for place in _PLACES.values()]
+def by_outcome(counts: list[int]) -> dict[str, list[int]]:
+    return {outcome: counts[_RULES + place :: len(_OUTCOMES)] for outcome, place in _OUTCOMES.items()}
 
 
-def _rates(counts: list[int], seconds: float) -> Rates:
-    _, refused, degraded, _, shadow_refused = map(sum, _columns(counts))
-    requests = max(0, counts[_REQUESTS] - counts[_PEEKS])
-    refused += counts[_DENIED]
-    allowed, degraded = max(0, requests - refused), min(degraded, max(requests, refused))
-    totals = allowed, refused, degraded, shadow_refused, counts[_CALLS["error"]], counts[_CALLS["shed"]]
-    return Rates(*[_rate(count, seconds) for count in totals])
-
-
-class _Worker:
-    """The cells of one worker at the last two readings. New cells are only appended."""
-
-    def __init__(self, places: _Places, *, is_new: bool) -> None:
-        self._places = places
-        self._looks: deque[list[int]] = deque([[]] if is_new else [], maxlen=2)
-        self._counted: list[int] = []
-        self._known = 0
-        self.gauges: list[Place] = []
-
-    def learn(self, counts: Counts) -> None:
-        """Assign positions to the cells of new series."""
-        counted = self._counted
-        counted += [_NOTHING] * (len(counts.cells) - len(counted))
-        for place in counts.places[self._known :]:
-            if place.metric.kind is MetricKind.GAUGE:
-                self.gauges.append(place)
-            elif place.metric is metrics.DECISION_DURATION:
-                counted[place.begin : place.begin + BUCKETS] = [_REQUESTS] * BUCKETS
-            else:
-                counted[place.begin] = self._places.of(place.metric, values_of(place.labels))
-        self._known = len(counts.places)
-
-    def look(self, now: list[int], counts: list[int]) -> None:
-        """Add the counts since the reading before last."""
-        before = self._looks[0] if self._looks else now
-        self._looks.append(now)
-        before += [0] * (len(now) - len(before))
-        for place, new, old in zip(self._counted, now, before, strict=True):
-            if new != old:
-                counts[place] += new - old
-
-
-class _Gauges:
-    def __init__(self) -> None:
-        self.circuits: dict[str, int] = {}
-        self.versions: set[str] = set()
-        self.broken: set[str] = set()
-        self.enforcing = True
-
-    def note(self, place: Place, value: int) -> None:
-        metric, labels, *_ = place
-        if metric is metrics.ENFORCEMENT:
-            self.enforcing = self.enforcing and bool(value)
-        elif not value:
-            return
-        elif metric is metrics.CIRCUIT_STATE:
-            (shard,) = values_of(labels)
-            self.circuits[shard] = max(value, self.circuits.get(shard, 0))
-        elif metric is metrics.BUILD:
-            self.versions.add(values_of(labels)[0])
-        elif metric is metrics.RULES_BROKEN:
-            self.broken.add("rules")
-        elif metric is metrics.CONFIG_BROKEN:
-            self.broken.update(values_of(labels))
+def requests_of(counts: list[int]) -> tuple[int, int, int, int]:
+    """Return the requests that were allowed, refused, decided without the store, and refused only by shadow rules."""
+    _, refused, degraded, _, shadow_refused = map(sum, by_outcome(counts).values())
+    requests, refused = max(0, counts[_REQUESTS] - counts[_PEEKS]), refused + counts[_DENIED]
+    return max(0, requests - refused), refused, min(degraded, max(requests, refused)), shadow_refused
 
 
 def _rate(count: int, seconds: float) -> float:

@@ -23,7 +23,7 @@ from headgate.observe.principal_use import PrincipalUse, WindowUse
 from headgate.observe.readings import Copies, Source, Watched, of_engine, of_process
 from headgate.observe.refusals import TAKEN_EVERY, Refusal, Refusals, bounded_text, value_of
 from headgate.observe.table import CounterTable
-from headgate.observe.workers import NodeCounters, Slice, Slots
+from headgate.observe.workers import REFUSALS, USES, CounterFiles, NodeCounters, WorkerCounts
 from headgate.policy.envoy.answering import Code, EnvoyAnswer, Status
 from headgate.policy.envoy.matching import Match, Matching, MatchOutcome
 from headgate.policy.envoy.tree import DescriptorRule
@@ -60,14 +60,14 @@ _DOMAINS = logging.getLogger("headgate.rls")
 class Recorder:
     """Records every decision.
 
-    Without `slots`, the counters of the node's workers, this process is alone. `denials_per_second` bounds the log
+    Without `files`, the counters of the node's workers, this process is alone. `denials_per_second` bounds the log
     lines about refusals by one rule. With `principal_use` and `refusals`, the caller takes these records regularly.
     """
 
     def __init__(
         self,
-        slots: Slots | None = None,
-        slot: int = 0,
+        files: CounterFiles | None = None,
+        worker: int = 0,
         *,
         principals: Principals | None = None,
         denials_per_second: int = 10,
@@ -76,15 +76,18 @@ class Recorder:
         refusals: bool = False,
     ) -> None:
         self._principals = principals = principals or Principals()
-        self._node = NodeCounters(slots, slot)
+        self._node = NodeCounters(files, worker)
         table = self._table = self._node.table
         self._copies = Copies(table)
-        self._copies.add(of_process(str(slot)))
+        self._copies.add(of_process(str(worker)))
         self._hot = HotKeys(principals)
         self._denials = Denials(principals, per_rule=denials_per_second)
         self._engine: AsyncEngine | None = None
         self._watched: list[Watched] = []
-        self._series, self._names = RuleSeries(table), DescriptorNames()
+        self._series = RuleSeries(table)
+        self._rule_names: dict[str, str] = {}
+        self._names_by_value: set[str] = set()
+        """Names of rules by their ids, and names with values of requests."""
         self._cells, self._known_cells = table.cells, self._series.known
         self._calls: dict[str, tuple[int, dict[str, int]]] = {}
         self._took: dict[str, int] = {}
@@ -118,8 +121,7 @@ class Recorder:
         """Include the readings of another part of the process."""
         self._copies.add(source)
 
-    def ruled(self, api: str, ruling: Ruling, request: Request, elapsed_ns: int) -> None:
-        """Record a decision by rules."""
+    def record_ruling(self, api: str, ruling: Ruling, request: Request, elapsed_ns: int) -> None:
         cells, rule_id = self._cells, ruling.rule_id
         took = self._took.get(rule_id) or self._timed(rule_id)
         cells[took + (elapsed_ns // FINEST_NS).bit_length()] += 1
@@ -142,13 +144,13 @@ class Recorder:
         else:
             self._count_refusal(ruling, decision, request, api)
         if ruling.shadow_rules:
-            self._would_refuse(self._series.tried(ruling.shadow_rules, ruling.shadow_decisions), request)
+            self._would_refuse(self._series.count_shadows(ruling.shadow_rules, ruling.shadow_decisions), request)
         self._until_sample -= 1
         if not self._until_sample:
             self._until_sample = stride()
             self._hot.add(rule_id, value_of(request, rule_id, self._engine))
 
-    def answered(self, matching: Matching, answer: EnvoyAnswer, elapsed_ns: int, api: str = "rls") -> None:
+    def record_envoy(self, matching: Matching, answer: EnvoyAnswer, elapsed_ns: int) -> None:
         """Record a decision by an Envoy descriptor tree."""
         timed = ""
         for match, status in zip(matching.matches, answer.statuses, strict=True):
@@ -158,19 +160,40 @@ class Recorder:
                     self._unlimited(Verdict.UNLIMITED)
                 continue
             if match.refund:
-                self.refunded()
+                self.record_refund()
                 continue
             if not match.hits:
                 self._cells[self._peeks] += 1
                 continue
-            name = self._names.of(rule, match)
+            name = self._name(rule, match)
             timed = timed or name
-            self._count_status(name, match, status, answer, api)
-            if self._is_sampled():
+            self._count_status(name, match, status, answer)
+            self._until_sample -= 1
+            if not self._until_sample:
+                self._until_sample = stride()
                 self._hot.add(name, value_of(match, name, None))
         self._time(timed, elapsed_ns)
 
-    def _count_status(self, name: str, match: Match, status: Status, answer: EnvoyAnswer, api: str) -> None:
+    def _name(self, rule: DescriptorRule, match: Match) -> str:
+        """Return a rule's name as in envoyproxy/ratelimit: the domain and the descriptors, joined by dots.
+
+        Rules with `detailed_metric` or `value_to_metric`, and limits that come with the request, have values of the
+        request in their names. When there are too many, names omit the values.
+        """
+        name = self._rule_names.get(rule.id)
+        if name is not None:
+            return name
+        if rule.stat is not None:
+            name = self._rule_names[rule.id] = ".".join(rule.stat)
+            return name
+        name = ".".join(match.stat)
+        if name not in self._names_by_value:
+            if len(self._names_by_value) >= MOST_BY_VALUE:
+                return ".".join([rule.domain, *([level.name for level in rule.path] or ["override"])])
+            self._names_by_value.add(name)
+        return name
+
+    def _count_status(self, name: str, match: Match, status: Status, answer: EnvoyAnswer) -> None:
         series, rule, limit = self._series, match.rule, status.current_limit
         domain, is_shadow = ("", False) if rule is None else (rule.domain, rule.shadow_mode or answer.shadowed)
         if not status.over:
@@ -184,11 +207,11 @@ class Recorder:
             elif answer.code is _OVER_LIMIT:
                 size = 0 if limit is None else limit.requests_per_unit
                 numbers = size, status.limit_remaining, status.duration_until_reset * SECOND
-                self._refused(name, match, api, numbers, answer.degraded)
+                self._refused(name, match, "rls", numbers, answer.degraded)
         if answer.degraded:
             series.count(name, DEGRADED, domain)
 
-    def unknown_domain(self, domain: str) -> None:
+    def record_unknown_domain(self, domain: str) -> None:
         """Record a request of Envoy that passed since no descriptor file has its domain; logged once a minute."""
         self._cells[self._unknown_domains] += 1
         if not self._until_domain:
@@ -198,10 +221,10 @@ class Recorder:
                 extra=fields(domain=bounded_text(domain)),
             )
 
-    def called(self, api: str, outcome: str, elapsed_ns: int) -> None:
+    def record_call(self, api: str, outcome: str, elapsed_ns: int) -> None:
         """Record an API call, from the request to the response; `api` is one of our names, never a client's text.
 
-        The outcome is allowed, denied, error (the caller's or ours) or cancelled (by the caller); see also `shed`.
+        The outcome is allowed, denied, error (the caller's or ours) or cancelled (by the caller).
         """
         known = self._calls.get(api)
         took, outcomes = self._known(api) if known is None else known
@@ -212,21 +235,20 @@ class Recorder:
         if self._logs_calls:
             _ACCESS.info("called", extra=fields(api=api, outcome=outcome, microseconds=elapsed_ns // 1000))
 
-    def shed(self, api: str = "other") -> None:
+    def record_shed(self, api: str = "other") -> None:
         """Record a call that was rejected early, to protect the node."""
         known = self._calls.get(api)
         _, outcomes = self._known(api) if known is None else known
         self._cells[outcomes["shed"]] += 1
 
-    def looked(self, elapsed_ns: int) -> None:
+    def record_peek(self, elapsed_ns: int) -> None:
         self._time("", elapsed_ns)
         self._cells[self._peeks] += 1
 
-    def refunded(self) -> None:
+    def record_refund(self) -> None:
         self._cells[self._refunds] += 1
 
-    def was_reset(self, request: Request, reset: Reset, api: str = "") -> None:
-        """Record and log a reset of limits."""
+    def record_reset(self, request: Request, reset: Reset, api: str = "") -> None:
         self._cells[self._resets] += 1
         who = ", ".join(f"{name} {self._principals.shown(value)}" for name, value in request.principal.items())
         _RESETS.info("reset", extra=fields(rules=", ".join(reset.rules), principal=who or None, api=api or None))
@@ -243,17 +265,17 @@ class Recorder:
             self._until_left -= 1
             if not self._until_left and self._node.has_siblings:
                 self._until_left = _LEAVE_EVERY
-                self._node.leave(self._use.take())
+                self._node.hand_over(USES, self._use.take())
         self._until_taken -= 1
         if not self._until_taken:
             self._until_taken = TAKEN_EVERY
             self._leave_refusals()
 
-    def taken_use(self, *, everything: bool = False) -> list[WindowUse]:
+    def take_use(self, *, everything: bool = False) -> list[WindowUse]:
         """Return the usage since the last call, if this process is alone; see `PrincipalUse.take`."""
         return self._use.take(everything=everything) if self._use is not None else []
 
-    def taken_refusals(self) -> list[Refusal]:
+    def take_refusals(self) -> list[Refusal]:
         """Return the refusals since the last call, if this process is alone."""
         return self._last_refusals.take() if self._last_refusals is not None else []
 
@@ -272,21 +294,21 @@ class Recorder:
         """Return the JSON of ``/hotkeys``, for all workers, as of the last second."""
         return self._node.hot_keys(self._hot.top())
 
-    def slices(self) -> list[Slice]:
+    def worker_counts(self) -> list[WorkerCounts]:
         """Return the counters of each worker of the node; thread-safe."""
-        return self._node.slices()
+        return self._node.worker_counts()
 
     def close(self) -> None:
         """Release the shared files; the counts stay in them."""
         self._copies.refresh()
         if self._use is not None and self._node.has_siblings:
-            self._node.leave(self._use.take(everything=True))
+            self._node.hand_over(USES, self._use.take(everything=True))
         self._leave_refusals()
         self._node.close()
 
     def _leave_refusals(self) -> None:
         if self._last_refusals is not None and self._node.has_siblings:
-            self._node.leave_refusals(self._last_refusals.take())
+            self._node.hand_over(REFUSALS, self._last_refusals.take())
 
     def _time(self, rule: str, elapsed_ns: int) -> None:
         cells, took = self._cells, self._took.get(rule) or self._timed(rule)
@@ -300,13 +322,6 @@ class Recorder:
         if timed == rule:
             self._took[rule] = took
         return took
-
-    def _is_sampled(self) -> bool:
-        self._until_sample -= 1
-        if self._until_sample:
-            return False
-        self._until_sample = stride()
-        return True
 
     def _known(self, api: str) -> tuple[int, dict[str, int]]:
         table = self._table
@@ -333,7 +348,7 @@ class Recorder:
     def _count_refusal(self, ruling: Ruling, decision: Decision, request: Request, api: str) -> None:
         cells, rules = self._cells, ruling.rules
         # For one limit, its rule is the whole key, and is found faster than a tuple.
-        key = (rules, tuple(map(_is_allowed, decision.parts))) if decision.made_of else ruling.rule_id
+        key = (rules, tuple(map(_is_allowed, decision.parts))) if decision.parts else ruling.rule_id
         for cell in self._known_cells.get(key) or self._series.refusing(key):
             cells[cell] += 1
         numbers = decision.limit, decision.remaining, decision.retry_after_us
@@ -359,7 +374,7 @@ class Recorder:
             return
         value = value_of(who, rule, self._engine)
         if not self._until_denial:
-            self._hot.denied(rule, value, self._denial_stride)
+            self._hot.add_denial(rule, value, self._denial_stride)
             self._until_denial = self._denial_stride = self._hot.denial_stride()
         if is_logged:
             retry_after_us = None if numbers is None else numbers[2]
@@ -369,13 +384,12 @@ class Recorder:
         for rule in rules:
             self._until_shadow -= 1
             if not self._until_shadow:
-                self._hot.would_refuse(rule, value_of(who, rule, self._engine), self._shadow_stride)
+                self._hot.add_shadow_denial(rule, value_of(who, rule, self._engine), self._shadow_stride)
                 self._until_shadow = self._shadow_stride = self._hot.denial_stride()
 
 
 def _count_use(use: PrincipalUse, selection: Selection, cost: int) -> None:
-    use.record(selection.enforced.plan, cost)
-    for limits in selection.shadow:
+    for limits in (selection.enforced, *selection.shadow):
         use.record(limits.plan, cost)
 
 
@@ -384,8 +398,6 @@ _METRIC_OF = {DEGRADED: metrics.RULE_DEGRADED, NEAR_LIMIT: metrics.RULE_NEAR_LIM
 
 
 class RuleSeries:
-    """Counts the decisions of rules in a table."""
-
     __slots__ = ("_cells_of", "_most", "_table", "known")
 
     def __init__(self, table: CounterTable, *, most: int = MOST_SERIES) -> None:
@@ -406,7 +418,7 @@ class RuleSeries:
         )
         return self.known.keep(limits, tuple([self._found(rule, DENIED) for rule in dict.fromkeys(rules)]))
 
-    def tried(self, rules: Sequence[str], decisions: Iterable[Decision]) -> list[str]:
+    def count_shadows(self, rules: Sequence[str], decisions: Iterable[Decision]) -> list[str]:
         """Count shadow rules by their limits side by side; return those that would refuse, by any of their limits."""
         refusing: list[str] = []
         rule, is_allowed = rules[0], True
@@ -440,32 +452,3 @@ class RuleSeries:
             return self._table.cell_of(metric, OTHER, *([outcome] if metric is metrics.RULE_DECISIONS else []))
         cell = self._cells_of[outcome][rule] = self._table.cell_of(metric, rule, *labels)
         return cell
-
-
-class DescriptorNames:
-    """Names rules as envoyproxy/ratelimit does: the domain and the descriptors, joined by dots.
-
-    Rules with `detailed_metric` or `value_to_metric`, and limits that come with the request, have values of the request
-    in their names. When there are too many, names omit the values.
-    """
-
-    __slots__ = ("_by_rule", "_by_value")
-
-    def __init__(self) -> None:
-        self._by_rule: dict[str, str] = {}
-        self._by_value: set[str] = set()
-
-    def of(self, rule: DescriptorRule, match: Match) -> str:
-        name = self._by_rule.get(rule.id)
-        if name is not None:
-            return name
-        if rule.stat is not None:
-            name = self._by_rule[rule.id] = ".".join(rule.stat)
-            return name
-        name = ".".join(match.stat)
-        if name in self._by_value:
-            return name
-        if len(self._by_value) < MOST_BY_VALUE:
-            self._by_value.add(name)
-            return name
-        return ".".join([rule.domain, *(level.name for level in rule.path)]) if rule.path else f"{rule.domain}.override"

@@ -11,19 +11,22 @@ the path, since paths identify people too.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from hashlib import blake2b
+from itertools import chain
+from typing import TypeAlias
 
 import msgspec
 
 from headgate.core.errors import UsageError
 from headgate.core.key import LITERAL
-from headgate.core.numbers import printable
 from headgate.engine import AsyncEngine, Engine
+from headgate.messages import printable
 from headgate.observe.logs import Principals
 from headgate.policy.addresses import counted_by
 from headgate.policy.envoy.matching import Match
-from headgate.policy.facts import facts_of
 from headgate.policy.request import APIKEY, IP, USER, Request, principal_name
+from headgate.policy.request_facts import facts_of
 
 MOST_CALLERS = 500
 """Callers, by rule, kept until the next hand-over; others are only in the metrics."""
@@ -33,6 +36,8 @@ TAKEN_EVERY = 5
 """Seconds."""
 LONGEST, LONGEST_PRINCIPAL = 200, 512
 """Longest path or name of a rule, and longest principal, in characters."""
+_Caller: TypeAlias = tuple[str | tuple[str, str], ...]
+"""A rule, and the principals or entries of a request."""
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +64,7 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
     reason: str
     """Empty: the limit. Else the deny list, or why the store did not decide."""
     count: int = 1
-    """Refusals of the caller by the rule that it stands for, within `TAKEN_EVERY` seconds."""
+    """The number of refusals of the caller by the rule that it represents, within `TAKEN_EVERY` seconds."""
 
 
 class Refusals:
@@ -68,7 +73,9 @@ class Refusals:
     def __init__(self, principals: Principals) -> None:
         self.engine: AsyncEngine | None = None
         self._principals = principals
-        self._kept: dict[tuple[str | tuple[str, str], ...], _Kept] = {}
+        self._kept: dict[_Caller, list[Refusal]] = {}
+        self._others: Counter[_Caller] = Counter()
+        """Refusals that followed the kept ones."""
 
     def note(
         self, rule_id: str, who: Request | Match, api: str, numbers: tuple[int, int, int] | None, reason: str
@@ -84,9 +91,9 @@ class Refusals:
         if kept is None:
             if len(self._kept) >= MOST_CALLERS:
                 return
-            kept = self._kept[key] = _Kept()
-        elif len(kept.refusals) == EACH:
-            kept.others += 1
+            kept = self._kept[key] = []
+        elif len(kept) == EACH:
+            self._others[key] += 1
             return
         request = who if isinstance(who, Request) else None
         limit, left, retry_after_us = numbers or (None, 0, None)
@@ -106,15 +113,16 @@ class Refusals:
             retry_after_us=retry_after_us,
             reason=_text(reason, 64),
         )
-        kept.refusals.append(refusal)
+        kept.append(refusal)
 
     def take(self) -> list[Refusal]:
         """Return the refusals since the last call."""
-        kept, self._kept = self._kept, {}
-        found: list[Refusal] = []
-        for each in kept.values():
-            *first, last = each.refusals
-            found += [*first, msgspec.structs.replace(last, count=1 + each.others)]
+        for key, others in self._others.items():
+            kept = self._kept[key]
+            kept[-1] = msgspec.structs.replace(kept[-1], count=1 + others)
+        found = [*chain.from_iterable(self._kept.values())]
+        self._kept.clear()
+        self._others.clear()
         return found
 
     def _endpoint(self, request: Request, rule_id: str) -> str:
@@ -125,14 +133,6 @@ class Refusals:
 
     def _shown(self, name: str, value: str) -> str:
         return _text(self._principals.shown(counted_value(name, value)), LONGEST_PRINCIPAL) if value else ""
-
-
-class _Kept:
-    __slots__ = ("others", "refusals")
-
-    def __init__(self) -> None:
-        self.refusals: list[Refusal] = []
-        self.others = 0
 
 
 def shown_as(name: str, value: str) -> set[str]:
@@ -147,7 +147,6 @@ def _text(value: str, longest: int = LONGEST) -> str:
 
 
 def counted_value(name: str, value: str) -> str:
-    """Return the value of a principal as it is counted."""
     if name == IP:
         try:
             return counted_by(value)

@@ -4,9 +4,9 @@ The memory maps a file, so the counts survive a crash of the process, and a succ
 locks: adding to a cell is one aligned store of 8 bytes, which readers never see half done.
 
 The layout, in cells of 8 bytes::
-head      magic number, number of series; a scratch cell for a full table
+
+    head      magic number, number of series; a scratch cell for a full table
     values    each series has one or several adjacent cells
-    values    each series has one cell or several, side by side
     names     a record for each series, in the same order
 
 A record is two lengths of 2 bytes (the name in bytes, the cells) and the name: the metric, a zero byte, and the labels.
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
 from headgate.core.errors import UsageError
@@ -74,9 +73,10 @@ class CounterTable:
             record = _record(memory, self._end, self._used)
             if record is None:
                 raise UsageError("the counters of a predecessor are damaged: remove the file")
-            if record.name not in METRICS or METRICS[record.name].cells == record.cells:
-                self._found[record.name, record.labels] = self._used
-            self._end, self._used = record.end, self._used + record.cells
+            name, labels, cells, self._end = record
+            if name not in METRICS or METRICS[name].cells == cells:
+                self._found[name, labels] = self._used
+            self._used += cells
 
     def __len__(self) -> int:
         return len(self._found)
@@ -108,7 +108,6 @@ class CounterTable:
         return first
 
     def clear_gauges(self) -> None:
-        """Set the gauges of a predecessor to 0."""
         for name, labels in self._found:
             metric = METRICS.get(name)
             if metric is not None and metric.kind is MetricKind.GAUGE:
@@ -137,7 +136,6 @@ class Counts(Iterable[Series]):
         return iter([Series(metric, labels, tuple(cells[begin:end])) for metric, labels, begin, end in self.places])
 
     def of(self, metric: Metric) -> Iterator[Series]:
-        """Return the series of one metric."""
         cells = self.cells
         return (
             Series(metric, place.labels, tuple(cells[place.begin : place.end]))
@@ -157,14 +155,15 @@ class TableReader:
 
     def read(self) -> Counts:
         """Return all announced series of known metrics."""
-        while self._seen < _announced(self._cells):
+        while self._cells[0] == _MAGIC and self._seen < self._cells[_SERIES]:
             record = _record(self._bytes, self._position, self._cell)
             if record is None:
                 break
-            metric, end = METRICS.get(record.name), self._cell + record.cells
-            if metric is not None and metric.cells == record.cells:
-                self._found.append(Place(metric, record.labels, self._cell, end))
-            self._seen, self._position, self._cell = self._seen + 1, record.end, end
+            name, labels, cells, self._position = record
+            metric, end = METRICS.get(name), self._cell + cells
+            if metric is not None and metric.cells == cells:
+                self._found.append(Place(metric, labels, self._cell, end))
+            self._seen, self._cell = self._seen + 1, end
         return Counts(self._found.copy(), self._cells[: self._cell].tolist())
 
     def close(self) -> None:
@@ -172,26 +171,15 @@ class TableReader:
         self._bytes.release()
 
 
-class _Record(NamedTuple):
-    name: str
-    labels: str
-    cells: int
-    end: int
-
-
-def _announced(cells: memoryview) -> int:
-    return int(cells[_SERIES]) if cells[0] == _MAGIC else 0
-
-
-def _record(memory: memoryview, position: int, cell: int) -> _Record | None:
-    """Return the record at a position; None if it is not visible yet."""
+def _record(memory: memoryview, position: int, cell: int) -> tuple[str, str, int, int] | None:
+    """Return the name, labels and number of cells of the record at a position, and its end; None if not yet visible."""
     length = int.from_bytes(memory[position : position + 2], "little")
     cells = int.from_bytes(memory[position + 2 : position + 4], "little")
     end = position + 4 + length
     if not (length and cells) or cell + cells > _HEAD + CELLS or end > SIZE:
         return None
     name, _, labels = bytes(memory[position + 4 : end]).decode(errors="replace").partition("\0")
-    return _Record(name, labels, cells, end)
+    return name, labels, cells, end
 
 
 def labels_of(names: tuple[str, ...], values: tuple[str, ...]) -> str:
@@ -203,7 +191,6 @@ def labels_of(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     return ",".join([f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=False)])
 
 
-@lru_cache(maxsize=50_000)
 def values_of(labels: str) -> tuple[str, ...]:
     """Return the values of labels written by `labels_of`, in order."""
     return tuple(

@@ -3,21 +3,22 @@
 A call with a ``traceparent`` joins that trace. OpenTelemetry's own variables configure exporting and sampling:
 ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, ``OTEL_SERVICE_NAME`` and so on.
 
-A span never becomes the current one: calls run without a task (see `headgate.server.wire.eager`), and so without a
-context of their own.
+A span never becomes the current one: calls run without a task (see `headgate.eager`), and so without a
+separate context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeAlias
 
-from headgate.core.errors import UsageError, not_installed
+from headgate.core.errors import UsageError
+from headgate.messages import not_installed
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Span, StatusCode, Tracer
+    from opentelemetry.trace import Span, Tracer
 
 Pairs: TypeAlias = Iterable[tuple[bytes, bytes]]
 """Headers or metadata with lower-case names."""
@@ -41,44 +42,24 @@ class Tracing:
             raise UsageError(not_installed(error.name, "otel")) from None
         self._tracer: Tracer = self._provider.get_tracer("headgate")
         self._extract = tracecontext.TraceContextTextMapPropagator().extract
-        self._kind, self._status = trace.SpanKind.SERVER, trace.StatusCode.ERROR
+        self._kind = trace.SpanKind.SERVER
+        self.failed = trace.StatusCode.ERROR
+        """The status of a span that a server error ended."""
 
-    def call(self, name: str, headers: Pairs, attributes: Mapping[str, str]) -> Traced:
-        """Start the span of a call, in the trace of its headers if there is one."""
+    @contextmanager
+    def call(self, name: str, headers: Pairs, attributes: Mapping[str, str]) -> Iterator[Span]:
+        """Record the span of a call, in the trace of its headers if there is one."""
         carrier = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers if key in _CARRIED}
         parent = self._extract({key: value for key, value in carrier.items() if len(value) <= _LONGEST})
-        return Traced(self._tracer.start_span(name, parent, self._kind, attributes), self._status)
+        span = self._tracer.start_span(name, parent, self._kind, attributes)
+        try:
+            yield span
+        finally:
+            span.end()
 
     def close(self) -> None:
         """Export remaining spans. It may block for some seconds."""
         self._provider.shutdown()
-
-
-class Traced:
-    """The span of a call; a context manager that ends it."""
-
-    __slots__ = ("_failed", "_span")
-
-    def __init__(self, span: Span, failed: StatusCode) -> None:
-        self._span, self._failed = span, failed
-
-    def note(self, name: str, value: str | int) -> None:
-        self._span.set_attribute(name, value)
-
-    def rename(self, name: str) -> None:
-        self._span.update_name(name)
-
-    def failed(self, reason: str) -> None:
-        """Mark the span as failed by a server error."""
-        self._span.set_status(self._failed, reason)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._span.end()
 
 
 def _exporting() -> TracerProvider:

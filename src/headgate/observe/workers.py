@@ -1,7 +1,7 @@
 """The counters of all workers of a node, which any of them can export.
 
-A directory has a file for each worker's slot. A worker locks its file until the process ends, so the lock also says
-which workers are alive. A replacement worker gets the same slot and continues its counters.
+A directory has a file for each worker. A worker locks its file until the process ends, so the lock also shows
+which workers are alive. A replacement worker gets the same number and continues its counters.
 
 Output is the text format of Prometheus (0.0.4), or OpenMetrics (1.0.0) on request.
 """
@@ -24,7 +24,7 @@ from headgate.clock import BOUNDS_NS, BUCKETS
 from headgate.core.errors import UsageError
 from headgate.files import replace_file
 from headgate.observe import metrics
-from headgate.observe.hot_keys import HALF_LIFE, HotKey, HotList, merged_lists
+from headgate.observe.hot_keys import HALF_LIFE, HotList, merged_lists
 from headgate.observe.metrics import METRICS, NANO, Metric, MetricKind
 from headgate.observe.principal_use import WindowUse
 from headgate.observe.refusals import Refusal
@@ -46,25 +46,13 @@ _decode = msgspec.json.Decoder(HotList).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class HotReport(msgspec.Struct, frozen=True):
-    """The response of ``/hotkeys``."""
-
-    workers: int
-    """Number of worker processes included."""
-    half_life_seconds: int
-    """Half-life of the rates."""
-    hot: tuple[HotKey, ...]
-    denied: tuple[HotKey, ...]
-    would_refuse: tuple[HotKey, ...]
-
-
 class NodeCounters:
-    """The counters of this process and its siblings; without slots, it is alone and its counters end with it."""
+    """The counters of this process and its siblings; without files, it is alone and its counters end with it."""
 
-    def __init__(self, slots: Slots | None, slot: int) -> None:
-        self._slots = slots
+    def __init__(self, files: CounterFiles | None, worker: int) -> None:
+        self._files = files
         self._reading = threading.Lock()  # output is rendered in threads
-        self._own = slots.open(slot) if slots else None
+        self._own = files.open(worker) if files else None
         if self._own:
             self.table = self._own.table
             """The counters of this process."""
@@ -75,81 +63,64 @@ class NodeCounters:
         self._shown = HotList()
 
     def metrics(self, accept: bytes | None) -> tuple[bytes, bytes]:
-        """Return the content type and the text of all workers' metrics."""
-        slices = self.slices()
-        values = dict(merged((each.alive, each.series) for each in slices))
-        values[metrics.WORKERS.name] = {"": (sum(each.alive for each in slices),)}
+        workers = self.worker_counts()
+        values = dict(merge((each.alive, each.series) for each in workers))
+        values[metrics.WORKERS.name] = {"": (sum(each.alive for each in workers),)}
         openmetrics = wants_openmetrics(accept)
-        return OPENMETRICS if openmetrics else PROMETHEUS, rendered(values, openmetrics=openmetrics)
+        return OPENMETRICS if openmetrics else PROMETHEUS, render(values, openmetrics=openmetrics)
 
-    def slices(self) -> list[Slice]:
+    def worker_counts(self) -> list[WorkerCounts]:
         """Return the counters of each worker; thread-safe."""
         with self._reading:
-            return self._slots.read() if self._slots else [Slice(0, True, self._reader.read())]
+            return self._files.read() if self._files else [WorkerCounts(0, True, self._reader.read())]
 
     def show(self, hot: HotList) -> None:
         """Publish the hot keys of this process to its siblings."""
-        if self._own and self._slots and hot != self._shown:
+        if self._own and self._files and hot != self._shown:
             self._shown = hot
-            try:
-                replace_file(_hot_file(self._slots, self._own.number), _encode(hot), durable=False)
-            except OSError as error:  # a full disk must not stop other work
-                _LOG.warning("cannot share the hot keys of this worker: %s", error)
+            _share("share the hot keys of this worker", self._files.hot_file(self._own.number), _encode(hot))
 
     def hot_keys(self, own: HotList) -> bytes:
         """Return hot keys as JSON: the current ones of this process, the last published ones of others."""
-        return _reported([own, *self._others()])
+        if not (self._files and self._own):
+            return _report([own])
+        with self._reading:
+            return _report([own, *self._files.hot_lists(but=self._own.number)])
 
     @property
     def has_siblings(self) -> bool:
         """Whether this process is one of several, or supervised."""
         return self._own is not None
 
-    def leave(self, uses: list[WindowUse]) -> None:
-        """Hand over usage to the supervising process."""
-        if self._own and self._slots:
-            USES.leave(self._slots.directory, self._own.number, uses)
-
-    def leave_refusals(self, refusals: list[Refusal]) -> None:
-        """Hand over refusals to the supervising process."""
-        if self._own and self._slots:
-            REFUSALS.leave(self._slots.directory, self._own.number, refusals)
+    def hand_over(self, spool: Spool[T], records: Sequence[T]) -> None:
+        """Hand over usage or refusals to the supervising process."""
+        if self._own and self._files:
+            spool.leave(self._files.directory, self._own.number, records)
 
     def close(self) -> None:
         with self._reading:
-            if self._own and self._slots:
-                _hot_file(self._slots, self._own.number).unlink(missing_ok=True)
+            if self._own and self._files:
+                self._files.hot_file(self._own.number).unlink(missing_ok=True)
                 self._own.close()
-                self._slots.close()
+                self._files.close()
             else:
                 self._reader.close()
                 self.table.close()
                 self._alone.close()
 
-    def _others(self) -> Iterable[HotList]:
-        if not (self._slots and self._own):
-            return
-        with self._reading:
-            slots = self._slots.alive()
-        for slot in slots:
-            if slot != self._own.number:
-                yield _hot_list(self._slots, slot)
+
+def _report(lists: list[HotList]) -> bytes:
+    """Return the response of ``/hotkeys`` for the lists of some workers."""
+    about = {"workers": len(lists), "half_life_seconds": HALF_LIFE}
+    return _encode(about | msgspec.structs.asdict(merged_lists(lists)))
 
 
-def _hot_file(slots: Slots, slot: int) -> Path:
-    return slots.directory / f"{slot}.hot"
-
-
-def _reported(lists: list[HotList]) -> bytes:
-    hot = merged_lists(lists)
-    return _encode(HotReport(len(lists), HALF_LIFE, hot.hot, hot.denied, hot.would_refuse))
-
-
-def _hot_list(slots: Slots, slot: int) -> HotList:
+def _share(what: str, path: Path, content: bytes) -> None:
+    """Write a file for other processes; a full disk must not stop other work."""
     try:
-        return _decode(_hot_file(slots, slot).read_bytes())
-    except FileNotFoundError:  # nothing published yet
-        return HotList()
+        replace_file(path, content, durable=False)
+    except OSError as error:
+        _LOG.warning("cannot %s: %s", what, error)
 
 
 class Spool(Generic[T]):
@@ -159,14 +130,11 @@ class Spool(Generic[T]):
         self._ending, self._encode = ending, msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(list[kind]).decode  # type: ignore[valid-type]
 
-    def leave(self, folder: Path, slot: int, items: Sequence[T]) -> None:
+    def leave(self, folder: Path, worker: int, items: Sequence[T]) -> None:
         """Write a worker's records, unless too many files are unread."""
-        if not items or len(list(folder.glob(f"{slot}-*{self._ending}"))) >= MOST_FILES:
-            return
-        try:
-            replace_file(folder / f"{slot}-{time.time_ns()}{self._ending}", self._encode(items), durable=False)
-        except OSError as error:  # a full disk must not stop other work
-            _LOG.warning("cannot hand over a worker's records: %s", error)
+        if items and len(list(folder.glob(f"{worker}-*{self._ending}"))) < MOST_FILES:
+            path = folder / f"{worker}-{time.time_ns()}{self._ending}"
+            _share("hand over a worker's records", path, self._encode(items))
 
     def left_in(self, folder: Path) -> Iterator[T]:
         """Read and remove all records. Raises OSError."""
@@ -182,15 +150,13 @@ class Spool(Generic[T]):
 USES, REFUSALS = Spool(".use", WindowUse), Spool(".refusals", Refusal)
 
 
-class Slice(NamedTuple):
-    """The counters of one worker."""
-
-    slot: int
+class WorkerCounts(NamedTuple):
+    number: int
     alive: bool
     series: Counts
 
 
-class Slots:
+class CounterFiles:
     """A directory of files for the workers' counters, writable by this user only."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -198,37 +164,48 @@ class Slots:
         self._read: dict[int, _Reading] = {}
         self._reading = threading.Lock()  # several threads of the admin plane read
 
-    def open(self, slot: int) -> Slot:
-        """Return the counters of a slot for its worker. Raises UsageError if another one is alive.
+    def open(self, worker: int) -> CounterFile:
+        """Return the counters of a worker, for that worker. Raises UsageError if another one is alive.
 
         A missing directory is created again: cleaners of temporary files may have removed it.
         """
         self.directory.mkdir(mode=0o700, exist_ok=True)
-        return Slot(self.directory / f"{slot}{_ENDING}", slot)
+        return CounterFile(self.directory / f"{worker}{_ENDING}", worker)
 
-    def read(self) -> list[Slice]:
+    def read(self) -> list[WorkerCounts]:
         """Return the counters of all workers, including those that ended."""
         with self._reading:
             self._look()
-            return [Slice(slot, each.is_locked(), each.reader.read()) for slot, each in sorted(self._read.items())]
+            return [
+                WorkerCounts(worker, each.is_locked(), each.reader.read())
+                for worker, each in sorted(self._read.items())
+            ]
 
-    def alive(self) -> list[int]:
-        """Return the slots of live workers."""
-        with self._reading:
-            self._look()
-            return [slot for slot, each in sorted(self._read.items()) if each.is_locked()]
-
-    def taken_use(self, *, everything: bool = False) -> list[WindowUse]:  # noqa: ARG002  workers hand over all at their end
-        """Return and remove the usage that workers handed over. Raises OSError."""
+    def take_use(self, *, everything: bool = False) -> list[WindowUse]:  # noqa: ARG002  workers hand over all at their end
         return list(USES.left_in(self.directory))
 
-    def taken_refusals(self) -> list[Refusal]:
-        """Return and remove the refusals that workers handed over. Raises OSError."""
+    def take_refusals(self) -> list[Refusal]:
         return list(REFUSALS.left_in(self.directory))
 
     def hot_keys(self) -> bytes:
         """Return the workers' last published hot keys as JSON."""
-        return _reported([_hot_list(self, slot) for slot in self.alive()])
+        return _report(self.hot_lists())
+
+    def hot_file(self, worker: int) -> Path:
+        return self.directory / f"{worker}.hot"
+
+    def hot_lists(self, *, but: int | None = None) -> list[HotList]:
+        """Return the last published hot keys of each live worker but one."""
+        with self._reading:
+            self._look()
+            alive = [worker for worker, each in sorted(self._read.items()) if worker != but and each.is_locked()]
+        found: list[HotList] = []
+        for worker in alive:
+            try:
+                found.append(_decode(self.hot_file(worker).read_bytes()))
+            except FileNotFoundError:  # nothing published yet
+                found.append(HotList())
+        return found
 
     def close(self) -> None:
         """Release the files of other workers."""
@@ -244,7 +221,7 @@ class Slots:
                 self._read[int(number)] = _Reading(path)
 
 
-class Slot:
+class CounterFile:
     """The counters of one worker, in a file that outlives it."""
 
     def __init__(self, path: Path, number: int) -> None:
@@ -256,7 +233,7 @@ class Slot:
             self._map = mmap.mmap(self._file, SIZE)
         except BlockingIOError:
             os.close(self._file)
-            raise UsageError(f"{path}: in use by another process; give each worker its own slot") from None
+            raise UsageError(f"{path}: in use by another process; give each worker its own number") from None
         except OSError as error:  # such as a full disk; add the path
             os.close(self._file)
             raise OSError(error.errno, error.strerror, str(path)) from None
@@ -313,16 +290,16 @@ def _reserve(file: int, size: int) -> None:
         os.ftruncate(file, size)
 
 
-def merged(slices: Iterable[tuple[bool, Iterable[Series]]]) -> Merged:
+def merge(workers: Iterable[tuple[bool, Iterable[Series]]]) -> Merged:
     """Merge the values of all workers, each given with whether it is alive."""
     found: dict[str, dict[str, tuple[int, ...]]] = {name: {} for name in METRICS}
-    for alive, series in slices:
+    for alive, series in workers:
         for metric, labels, values in series:
             if not alive and metric.kind is MetricKind.GAUGE:
                 continue
             known = found[metric.name]
             if labels in known:
-                values = tuple([metric.merged(a, b) for a, b in zip(known[labels], values, strict=True)])  # noqa: PLW2901
+                values = tuple([metric.merge(a, b) for a, b in zip(known[labels], values, strict=True)])  # noqa: PLW2901
             known[labels] = values
     return found
 
@@ -332,8 +309,7 @@ def wants_openmetrics(accept: bytes | None) -> bool:
     return accept is not None and b"application/openmetrics-text" in accept.lower()
 
 
-def rendered(values: Merged, *, openmetrics: bool = False) -> bytes:
-    """Return the text format."""
+def render(values: Merged, *, openmetrics: bool = False) -> bytes:
     lines: list[str] = []
     for metric in METRICS.values():
         series = values.get(metric.name)

@@ -19,14 +19,7 @@ if TYPE_CHECKING:
     from headgate.pacing.pacer import Pacer, WaitTooLong
     from headgate.pacing.requests_adapter import RequestsAdapter
 
-__all__ = [
-    "AiohttpMiddleware",
-    "AsyncHttpxTransport",
-    "HttpxTransport",
-    "Pacer",
-    "RequestsAdapter",
-    "WaitTooLong",
-]
+__all__ = ["AiohttpMiddleware", "AsyncHttpxTransport", "HttpxTransport", "Pacer", "RequestsAdapter", "WaitTooLong"]
 
 _MODULES = {
     "AiohttpMiddleware": "aiohttp_middleware",

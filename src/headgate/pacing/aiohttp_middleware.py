@@ -31,11 +31,7 @@ class AiohttpMiddleware:
     """
 
     def __init__(
-        self,
-        *,
-        pacer: Pacer | None = None,
-        store: str | AsyncStore | MemoryStore | None = None,
-        raises: bool = False,
+        self, *, pacer: Pacer | None = None, store: str | AsyncStore | MemoryStore | None = None, raises: bool = False
     ) -> None:
         self._sender = AsyncPacedSender(pacer, store, raises=raises)
 

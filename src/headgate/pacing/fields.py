@@ -27,25 +27,20 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
-SECOND = 1_000_000
+from headgate.core.quota import SECOND
+
 LONGEST_US = 10 * 366 * 24 * 3600 * SECOND
 """Longest wait: ten years, in microseconds."""
 MOST = 999_999_999_999_999
 """Largest number of units."""
 _LONGEST_FIELD, _MOST_LIMITS = 4096, 16
+_OTHERS = {"date", "retry-after", "ratelimit"}
+"""Fields that are read and whose names do not contain ``limit-``."""
 _NAME = re.compile(r"(?:[a-z]+-)?rate-?limit-(?:([a-z0-9-]+?)-)?(limit|remaining|reset-after|reset)(?:-([a-z0-9-]+))?")
 _NUMBER = re.compile(r"([+-]?)([0-9]{1,30})(?:\.([0-9]{1,30}))?")
 _DURATION = re.compile(r"(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|us|µs|ns|d|h|m|s))")
-_UNITS_US = {
-    "d": 86400 * SECOND,
-    "h": 3600 * SECOND,
-    "m": 60 * SECOND,
-    "s": SECOND,
-    "ms": 1000,
-    "us": 1,
-    "µs": 1,
-    "ns": 0.001,
-}
+_UNITS_US: dict[str, float] = {"d": 86400 * SECOND, "h": 3600 * SECOND, "m": 60 * SECOND, "s": SECOND}
+_UNITS_US |= {"ms": 1000, "us": 1, "µs": 1, "ns": 0.001}
 _WINDOWS_US = {"second": SECOND, "minute": 60 * SECOND, "hour": 3600 * SECOND, "day": 86400 * SECOND}
 _KEY = r"[A-Za-z*][\w.*:/%+-]*"
 _ITEM = re.compile(rf'\s*("(?:[^"\\]|\\["\\])*"|{_KEY}|-?[0-9.]+)')
@@ -78,8 +73,6 @@ class Announced(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """The rate limit information of a response."""
-
     limits: tuple[Announced, ...] = ()
     retry_after_us: int | None = None
     date_us: int | None = None
@@ -99,9 +92,6 @@ def read(fields: Iterable[tuple[str, str]], now_us: int) -> Notice:
     return Notice(_limits(found)[:_MOST_LIMITS], retry_after_us, date_us)
 
 
-_OTHERS = {"date", "retry-after", "ratelimit"}
-
-
 def _limits(found: dict[str, str]) -> tuple[Announced, ...]:
     """Return the limits of the IETF's fields, which say most; else those of all others."""
     stated = _standard(found)
@@ -114,7 +104,7 @@ def _standard(found: dict[str, str]) -> tuple[Announced, ...]:
     text = found.get("ratelimit", "")
     pairs = dict(_PAIR.findall(text))
     if "remaining" in pairs:
-        reset = ResetTime(_bounded(int(pairs["reset"]) * SECOND)) if "reset" in pairs else None
+        reset = ResetTime(_clamp(int(pairs["reset"]) * SECOND)) if "reset" in pairs else None
         limit = int(pairs["limit"]) if "limit" in pairs else None
         return (Announced("", limit, _window(found, limit), int(pairs["remaining"]), reset),)
     limits: dict[str, Announced] = {}
@@ -179,7 +169,7 @@ def _items(text: str) -> list[tuple[str, dict[str, str]]]:
         while parameter := _PARAMETER.match(text, at):
             parameters[parameter[1]] = parameter[2] or ""
             at = parameter.end()
-        found.append((_unquoted(item[1]), parameters))
+        found.append((_unquote(item[1]), parameters))
         rest = text[at:].lstrip()
         if rest and not rest.startswith(","):
             return []
@@ -187,7 +177,7 @@ def _items(text: str) -> list[tuple[str, dict[str, str]]]:
     return found
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     return text[1:-1].replace('\\"', '"').replace("\\\\", "\\") if text.startswith('"') else text
 
 
@@ -204,7 +194,7 @@ def _whole(parameters: dict[str, str], name: str) -> int | None:
 
 def _seconds(parameters: dict[str, str], name: str) -> int | None:
     us = _microseconds(parameters.get(name, ""))
-    return None if us is None else _bounded(us)
+    return None if us is None else _clamp(us)
 
 
 def _strictest(text: str) -> int | None:
@@ -237,21 +227,21 @@ def _one_reset(text: str, *, is_delta: bool) -> ResetTime | None:
     text = text.strip()
     us = _microseconds(text)
     if us is None:
-        return _timed(text)
+        return _duration_or_date(text)
     is_coarse = "." not in text
     if is_delta or us < 10**9 * SECOND:
-        return ResetTime(_bounded(us), is_coarse=is_coarse)
+        return ResetTime(_clamp(us), is_coarse=is_coarse)
     for digits, divisor in ((17, 10**9), (14, 10**6), (11, 1000)):
         if us >= 10**digits * SECOND:
             return ResetTime(us // divisor, is_absolute=True, is_coarse=False)
     return ResetTime(us, is_absolute=True, is_coarse=is_coarse)
 
 
-def _timed(text: str) -> ResetTime | None:
+def _duration_or_date(text: str) -> ResetTime | None:
     parts = _DURATION.findall(text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         us = sum(float(number) * _UNITS_US[unit] for number, unit in parts)
-        return ResetTime(_bounded(round(us)), is_coarse=text.endswith("s") and us >= SECOND and us % SECOND == 0)
+        return ResetTime(_clamp(round(us)), is_coarse=text.endswith("s") and us >= SECOND and us % SECOND == 0)
     at = _date(text)
     return None if at is None else ResetTime(at, is_absolute=True)
 
@@ -271,10 +261,10 @@ def _date(text: str) -> int | None:
 def _retry_after(text: str, now_us: int) -> int | None:
     seconds = [us for us in map(_microseconds, _parts(text)) if us is not None]
     if seconds:
-        return _bounded(max(seconds))
+        return _clamp(max(seconds))
     at = _date(text)
-    return None if at is None else _bounded(at - now_us)
+    return None if at is None else _clamp(at - now_us)
 
 
-def _bounded(us: int) -> int:
+def _clamp(us: int) -> int:
     return min(max(us, 0), LONGEST_US)

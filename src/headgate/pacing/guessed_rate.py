@@ -26,8 +26,6 @@ _LOWEST = SECOND / LONGEST_US
 
 @dataclass(slots=True)
 class GuessedRate:
-    """The rate of one server."""
-
     rate: float = 0.0
     """Requests a second; 0 before the first refusal."""
     ready_at: int = 0

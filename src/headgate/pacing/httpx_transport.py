@@ -12,8 +12,7 @@ A client with a transport ignores its own connection options: pass them to the i
 from __future__ import annotations
 
 from operator import methodcaller
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
@@ -64,13 +63,8 @@ class HttpxTransport(httpx.BaseTransport):
         self._transport.__enter__()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        self._transport.__exit__(exc_type, exc_value, traceback)
+    def __exit__(self, *error: Any) -> None:  # noqa: PYI036  passed on
+        self._transport.__exit__(*error)
         self._sender.close()
 
 
@@ -105,13 +99,8 @@ class AsyncHttpxTransport(httpx.AsyncBaseTransport):
         await self._transport.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        await self._transport.__aexit__(exc_type, exc_value, traceback)
+    async def __aexit__(self, *error: Any) -> None:  # noqa: PYI036  passed on
+        await self._transport.__aexit__(*error)
         await self._sender.close()
 
 

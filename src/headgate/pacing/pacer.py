@@ -29,11 +29,11 @@ from headgate.core.errors import HeadgateError, UsageError
 from headgate.core.key import bounded, space
 from headgate.core.numbers import short, whole
 from headgate.core.plan import MAX_COST, Call, Limit, Verb
-from headgate.core.quota import Quota
+from headgate.core.quota import SECOND, Quota
 from headgate.locks import new_lock
 from headgate.pacing import fields
 from headgate.pacing.allowance import PROBE_TIMEOUT_US, Allowance, Sent
-from headgate.pacing.fields import LONGEST_US, SECOND, Announced, Notice
+from headgate.pacing.fields import LONGEST_US, Announced, Notice
 from headgate.pacing.guessed_rate import GuessedRate
 from headgate.waiting import Pause, Ticket, WaitQueues
 
@@ -67,10 +67,11 @@ class Outgoing:
 class Send(NamedTuple):
     """A step of a flow: send the request. Its outcome is an `Incoming`."""
 
+    refused: Any = None
+    """The response of the previous attempt, to be closed first."""
+
 
 class Incoming(NamedTuple):
-    """A response."""
-
     status: int
     fields: Iterable[tuple[str, str]]
     response: Any
@@ -152,13 +153,13 @@ class Pacer:
         left = self.retries if may_repeat else 0
         answer: Incoming | None = None
         origin = self._origin(request)
-        route = _segment(request.path)
+        route = request.path.partition("?")[0].lstrip("/").partition("/")[0][:64]
         while True:
             sent = yield from self._turn(origin, route, ticket, give_up, is_shared=is_shared)
             if isinstance(sent, WaitTooLong):
                 return WaitTooLong(sent.retry_after_us, answer)
             try:
-                answer = yield Send()
+                answer = yield Send(answer and answer.response)
             except BaseException:
                 with self._lock:
                     origin.lost(clock.ticks(), sent)
@@ -304,35 +305,33 @@ class _Origin:
 
     def lost(self, now: int, sending: _Sending) -> None:
         """Record a request without a response: the server may have seen it."""
-        sending.route.under_way -= 1
-        for name, sent in sending.limits.items():
-            if name in self.allowances:
-                self.allowances[name].answered(now, sent, took=True)
+        self._record_answer(now, sending, sending.limits, took=True)
 
     def learn(self, now: int, status: int, notice: Notice, sending: _Sending, jitter: float) -> bool:
         """Apply a response; return whether a limit refused the request."""
-        sending.route.under_way -= 1
         refused = _is_refusal(status, notice)
-        announced = {_name_of(limit): limit for limit in notice.limits}
-        for name in sending.limits:
-            if name in self.allowances:
-                self.allowances[name].answered(now, sending.limits[name], took=not refused)
+        announced = {limit.name or f"#{limit.limit}": limit for limit in notice.limits}  # nameless ones: by their size
+        first = {name: self._allowance(name).sent(now) for name in announced if name not in sending.limits}
+        sent = {**sending.limits, **first}
+        self._record_answer(now, sending, sent, took=not refused)
         for name, limit in announced.items():
-            allowance = self._allowance(name)
-            sent = sending.limits.get(name) or allowance.sent(now)
-            if name not in sending.limits:
-                allowance.answered(now, sent, took=not refused)
-            allowance.update(now, limit, self._reset(now, limit, notice.date_us), sent)
+            self._allowance(name).update(now, limit, self._reset(now, limit, notice.date_us), sent[name])
         found = sending.route
         if announced or not found.is_known:
             found.names, found.is_known = tuple(announced), True
         elif not refused:
             found.names = tuple([name for name in found.names if not sending.limits.get(name, Sent()).is_probe])
         if refused:
-            self._refused(now, notice, announced, sending, jitter)
+            self._record_refusal(now, notice, announced, sending, jitter)
         else:
             self.guessed.passed(now)
         return refused
+
+    def _record_answer(self, now: int, sending: _Sending, limits: Mapping[str, Sent], *, took: bool) -> None:
+        sending.route.under_way -= 1
+        for name, sent in limits.items():
+            if name in self.allowances:
+                self.allowances[name].answered(now, sent, took=took)
 
     def shared_ready_at(self, now: int, plan: Mapping[str, Limit], decision: Decision) -> int:
         """Return when to try the store again after its refusal; `now` means to send without it."""
@@ -358,7 +357,7 @@ class _Origin:
                     found.append((min(others, MAX_COST), limit, sent.shared - others))
         return found
 
-    def _refused(
+    def _record_refusal(
         self, now: int, notice: Notice, announced: Mapping[str, Announced], sending: _Sending, jitter: float
     ) -> None:
         """Hold requests for as long as the server announced, else for an estimated and growing time."""
@@ -440,11 +439,6 @@ def _is_refusal(status: int, notice: Notice) -> bool:
     return status == 403 and (notice.retry_after_us is not None or is_empty)
 
 
-def _name_of(limit: Announced) -> str:
-    """Return the name of a limit; nameless ones are distinguished by their size."""
-    return limit.name or f"#{limit.limit}"
-
-
 def _default_key(request: Outgoing) -> str:
     """Return the origin and a digest of the credential."""
     digest = blake2b(digest_size=8)
@@ -453,7 +447,3 @@ def _default_key(request: Outgoing) -> str:
         if value:
             digest.update(f"{name}:{len(value)}:{value}".encode(errors="replace"))
     return f"{request.origin} {digest.hexdigest()}"
-
-
-def _segment(path: str) -> str:
-    return path.partition("?")[0].lstrip("/").partition("/")[0][:64]

@@ -23,16 +23,9 @@ from headgate.stores.base import Store
 
 
 class RequestsAdapter(BaseAdapter):
-    """Paces the requests of a `requests.Session`.
+    """Paces the requests of a `requests.Session`, with the arguments of `headgate.pacing.HttpxTransport`.
 
-    Args:
-        adapter: the inner adapter; default: requests' own.
-        pacer: the known limits and the longest wait; default: a new one.
-        store: the store with which processes share limits, such as ``"redis://localhost"``.
-        raises: raise `WaitTooLong` instead of returning a refusal.
-
-    A request that would wait for longer than `Pacer.max_wait` gets status 429 immediately. If it was not sent, the
-    response has the header ``X-RateLimit-Source: client``.
+    `adapter` is the inner adapter; default: requests' own.
     """
 
     def __init__(

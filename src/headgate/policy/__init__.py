@@ -1,1 +1,1 @@
-"""Rules as data: what an operator writes, compiled into a policy: a request in, a selection of limits out."""
+"""Rules as operators write them, compiled into a policy: a request in, a selection of limits out."""

@@ -1,4 +1,4 @@
-"""What changes from one set of rules to another, and what becomes of what was used.
+"""The difference between two sets of rules, and which usage it keeps.
 
 State lives under the rule's id, dimension, algorithm and window, for each principal. So a changed limit or burst keeps
 it; another dimension, algorithm or window, or a change of a rule with `reset_on_change`, starts afresh.
@@ -7,23 +7,21 @@ it; another dimension, algorithm or window, or a change of a rule with `reset_on
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from headgate.config.problems import render
 from headgate.core.key import space
 from headgate.policy.dumping import to_data
-from headgate.policy.model import Change, Entry, Rule, Ruleset, User
+from headgate.policy.model import Change, Rule, Ruleset, User
 from headgate.policy.prepared import space_name
 
-_NOBODY = User()
 _Rules = dict[str, Rule]
-"""By id."""
 
 
 class State(StrEnum):
-    """What becomes of what was used."""
+    """What happens to usage."""
 
     KEPT = "kept"
     PARTLY = "partly"
@@ -31,70 +29,67 @@ class State(StrEnum):
     AFRESH = "afresh"
 
 
-@dataclass(frozen=True, slots=True)
-class FieldChange:
-    """One field, as written before and after; None: not written, so the default."""
+class FieldChange(NamedTuple):
+    """One field, as written before and after; None: the default."""
 
     field: str
     before: Any
     after: Any
     state: State | None = None
-    """What becomes of what was used, if it is the change of a tier, or of a user, to a rule."""
+    """What happens to usage, if this is a change of a rule by a tier or a user."""
+
+    def to_data(self) -> dict[str, Any]:
+        return {name: to_data(value) for name, value in self._asdict().items() if name != "state" or value is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class RuleChange:
-    """What changed of one rule."""
-
+class RuleChange(NamedTuple):
     id: str
-    fields: tuple[FieldChange, ...]
     state: State
-    because: str = ""
-    """Why the state is not kept."""
+    because: str
+    fields: tuple[FieldChange, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Diff:
-    """All that differs between two sets of rules."""
+class Diff(NamedTuple):
+    """The difference between two sets of rules."""
 
-    added: tuple[Rule, ...] = ()
-    removed: tuple[Rule, ...] = ()
-    changed: tuple[RuleChange, ...] = ()
-    others: tuple[FieldChange, ...] = ()
-    """Tiers, users, lists and settings, each by its path; of a list, the entry that came or went."""
+    added: tuple[Rule, ...]
+    removed: tuple[Rule, ...]
+    changed: tuple[RuleChange, ...]
+    others: tuple[FieldChange, ...]
+    """Tiers, users, lists and settings by their paths; of lists, the added and removed entries."""
 
     @property
     def same(self) -> bool:
-        """Is there no difference?"""
-        return not (self.added or self.removed or self.changed or self.others)
+        return not any(self)
 
     def to_data(self) -> dict[str, Any]:
-        """Return the differences as data for JSON."""
         return {
             "same": self.same,
-            "added": [to_data(rule) for rule in self.added],
-            "removed": [to_data(rule) for rule in self.removed],
+            "added": to_data(self.added),
+            "removed": to_data(self.removed),
             "changed": [
-                {
-                    "id": change.id,
-                    "state": str(change.state),
-                    "because": change.because,
-                    "fields": [_field_data(field) for field in change.fields],
-                }
-                for change in self.changed
+                to_data(each._asdict()) | {"fields": [field.to_data() for field in each.fields]}
+                for each in self.changed
             ],
-            "others": [_field_data(field) for field in self.others],
+            "others": [field.to_data() for field in self.others],
         }
 
 
 def compare(old: Ruleset, new: Ruleset) -> Diff:
-    """Return what differs in `new`."""
+    """Return the difference of `new` from `old`."""
     before, after = _by_id(old), _by_id(new)
     changed = []
-    for rule_id, rule in after.items():
-        if rule_id in before and (fields := _fields(before[rule_id], rule, old, new)):
-            state, because = _state(before[rule_id], rule)
-            changed.append(RuleChange(rule_id, fields, state, because))
+    for rule_id, other in after.items():
+        one = before.get(rule_id)
+        if one is None:
+            continue
+        then, now = (to_data(one), to_data(other)) if one != other else ({}, {})
+        names = {**then, **now}
+        fields = [FieldChange(name, then.get(name), now.get(name)) for name in names if then.get(name) != now.get(name)]
+        if (one is old.default) is not (other is new.default):
+            fields.append(FieldChange("default", one is old.default, other is new.default))
+        if fields:
+            changed.append(RuleChange(rule_id, *_state(one, other), tuple(fields)))
     return Diff(
         added=tuple(rule for rule_id, rule in after.items() if rule_id not in before),
         removed=tuple(rule for rule_id, rule in before.items() if rule_id not in after),
@@ -104,53 +99,34 @@ def compare(old: Ruleset, new: Ruleset) -> Diff:
 
 
 def _by_id(ruleset: Ruleset) -> _Rules:
-    rules = {rule.id: rule for rule in ruleset.rules}
-    return rules | ({ruleset.default.id: ruleset.default} if ruleset.default else {})
-
-
-def _fields(before: Rule, after: Rule, old: Ruleset, new: Ruleset) -> tuple[FieldChange, ...]:
-    if before == after and (before is old.default) is (after is new.default):
-        return ()
-    fields = [*_differences(to_data(before), to_data(after))]
-    if (before is old.default) is not (after is new.default):
-        fields.append(FieldChange("default", before is old.default, after is new.default))
-    return tuple(fields)
-
-
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[FieldChange]:
-    for name in _union(before, after):
-        if before.get(name) != after.get(name):
-            yield FieldChange(name, before.get(name), after.get(name))
+    return {rule.id: rule for rule in (*ruleset.rules, ruleset.default) if rule is not None}
 
 
 def _state(before: Rule, after: Rule) -> tuple[State, str]:
     if before.dimension != after.dimension:
         return State.AFRESH, f"it counts by {after.dimension} now"
-    kept, places = _places(before), _places(after)
-    if not places & kept:
-        reset = space_name(before) != space_name(after)
-        return State.AFRESH, "of reset_on_change" if reset else "the algorithm or the window is another"
+    kept = {space(space_name(before), quota) for quota in before.quotas}
     fresh = [str(quota) for quota in after.quotas if space(space_name(after), quota) not in kept]
-    if fresh:
-        return State.PARTLY, f"there was no {'; '.join(fresh)} before"
-    return State.KEPT, ""
-
-
-def _places(rule: Rule) -> set[str]:
-    return {space(space_name(rule), quota) for quota in rule.quotas}
+    if len(fresh) == len(after.quotas):
+        reset = space_name(before) != space_name(after)
+        return State.AFRESH, "of reset_on_change" if reset else "the algorithm or the window changed"
+    return (State.PARTLY, f"there was no {'; '.join(fresh)} before") if fresh else (State.KEPT, "")
 
 
 def _others(old: Ruleset, new: Ruleset, rules: tuple[_Rules, _Rules]) -> Iterator[FieldChange]:
-    for tier in _union(old.tiers, new.tiers):
+    for tier in {**old.tiers, **new.tiers}:
         yield from _changes(("tiers", tier), old.tiers.get(tier, {}), new.tiers.get(tier, {}), rules)
-    for user in _union(old.users, new.users):
-        first, last = old.users.get(user, _NOBODY), new.users.get(user, _NOBODY)
+    for user in {**old.users, **new.users}:
+        first, last = old.users.get(user, User()), new.users.get(user, User())
         if first.tier != last.tier:
             yield FieldChange(render(("users", user, "tier")), first.tier or None, last.tier or None)
         if first != last:
             yield from _changes(("users", user, "overrides"), first.overrides, last.overrides, rules)
     for name in ("allow", "deny"):
-        yield from _entries(name, getattr(old, name), getattr(new, name))
+        before, after = getattr(old, name), getattr(new, name)
+        kept = {*before} & {*after}
+        yield from (FieldChange(name, to_data(entry), None) for entry in before if entry not in kept)
+        yield from (FieldChange(name, None, to_data(entry)) for entry in after if entry not in kept)
     for name in ("default_tier", "unknown_rule", "ignore_case"):
         if getattr(old, name) != getattr(new, name):
             yield FieldChange(name, getattr(old, name), getattr(new, name))
@@ -159,8 +135,8 @@ def _others(old: Ruleset, new: Ruleset, rules: tuple[_Rules, _Rules]) -> Iterato
 def _changes(
     path: tuple[str, ...], before: Mapping[str, Change], after: Mapping[str, Change], rules: tuple[_Rules, _Rules]
 ) -> Iterator[FieldChange]:
-    """Compare what a tier or a user changes of rules; these are all, before and after."""
-    for rule_id in _union(before, after):
+    """Compare the changes of a tier or a user to rules; `rules` are all, before and after."""
+    for rule_id in {**before, **after}:
         first, last = before.get(rule_id), after.get(rule_id)
         if first != last:
             old, new = rules[0].get(rule_id), rules[1].get(rule_id)
@@ -174,18 +150,3 @@ def _changes(
 def _in_force(rule: Rule, change: Change | None) -> Rule:
     quotas = rule.quotas if change is None else change.apply(rule.quotas)
     return replace(rule, quotas=quotas, reset_on_change=False)  # the fingerprint is that of the rule as written
-
-
-def _entries(name: str, before: tuple[Entry, ...], after: tuple[Entry, ...]) -> Iterator[FieldChange]:
-    kept = set(before) & set(after)
-    yield from (FieldChange(name, to_data(entry), None) for entry in before if entry not in kept)
-    yield from (FieldChange(name, None, to_data(entry)) for entry in after if entry not in kept)
-
-
-def _union(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    return [*first, *(name for name in second if name not in first)]
-
-
-def _field_data(change: FieldChange) -> dict[str, Any]:
-    data = {"field": change.field, "before": change.before, "after": change.after}
-    return data | ({"state": str(change.state)} if change.state else {})

@@ -1,28 +1,22 @@
-"""Rules as plain data, JSON or YAML: what `headgate.policy.loading` reads back as the same rules.
+"""Rules as plain data, JSON or YAML, which `headgate.policy.loading` reads back as the same rules.
 
-Only what differs from the defaults is written, in the order of `headgate.policy.forms`, and quotas in one way: by limit
-and window.
+Defaults are left out, fields are in the order of `headgate.policy.forms`, and quotas have a limit and a window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
 from typing import Any
 
+from headgate.config.records import data_of
 from headgate.config.times import length_text, moment_text
-from headgate.config.yaml_text import resolved, yaml_module
+from headgate.config.yaml_text import resolve_scalar, yaml_module
 from headgate.core.algorithms import Algorithm
 from headgate.core.quota import Quota
-from headgate.policy.forms import FILE, RULE
+from headgate.policy.forms import RULE
 from headgate.policy.model import Change, Entry, Rule, Ruleset, User
-from headgate.policy.quotas import ALL_OF_QUOTA
 
-DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Rule) if each.default is not MISSING} | {
-    "when": {}
-}
-"""What a rule has where it does not say."""
-_QUOTA_DEFAULTS = {field.name: field.default for field in fields(Quota)}
+_USUAL = Quota(1, 1_000_000)
 
 
 def to_data(value: Any) -> Any:
@@ -38,22 +32,21 @@ def to_data(value: Any) -> Any:
 
 
 def to_yaml(ruleset: Ruleset) -> str:
-    """Return the rules as YAML."""
     return data_to_yaml(to_data(ruleset))
 
 
 def data_to_yaml(data: Any) -> str:
-    """Return what `to_data` made, or a part of it, as YAML."""
+    """Return the result of `to_data`, or a part of it, as YAML."""
     yaml = yaml_module()
 
     class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-        """Puts quotes around all that our reader, or another one, would take for something else than text."""
+        """Quotes text that our reader, or another one, would not read as text."""
 
         def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002  equal values are written out
             return True
 
     def text(dumper: Any, value: str) -> Any:
-        quoted = None if value.isprintable() and resolved(value) is value else '"'
+        quoted = None if value.isprintable() and resolve_scalar(value) is value else '"'
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=quoted)
 
     Dumper.add_representer(str, text)
@@ -61,22 +54,12 @@ def data_to_yaml(data: Any) -> str:
     return written
 
 
-def _ruleset(ruleset: Ruleset) -> dict[str, Any]:
-    given = {name: getattr(ruleset, name) for name in FILE.fields if name != "version"}
-    return {"version": 1} | {name: to_data(part) for name, part in given.items() if part or name == "rules"}
-
-
 def _rule(rule: Rule) -> dict[str, Any]:
     quotas = to_data(rule.quotas)
-    data: dict[str, Any] = {}
-    for name in RULE.record.fields:
-        if name == "limit":
-            data |= quotas[0] if len(quotas) == 1 else {"limits": quotas}
-        elif name not in ALL_OF_QUOTA and getattr(rule, name) != DEFAULTS.get(name, MISSING):
-            data[name] = to_data(getattr(rule, name))
+    data = data_of(rule) | (quotas[0] if len(quotas) == 1 else {"limits": quotas})
     if len(rule.dimensions) > 1:
-        data["dimension"] = [*rule.dimensions]
-    return data
+        data["dimension"] = rule.dimensions
+    return {name: to_data(data[name]) for name in RULE.record.fields if name in data}
 
 
 def _quota(quota: Quota) -> dict[str, Any]:
@@ -94,7 +77,7 @@ def _quota(quota: Quota) -> dict[str, Any]:
     elif quota.burst:
         data["burst"] = quota.burst
     for name in ("queue", "warn_percent", "calm_percent"):
-        if getattr(quota, name) != _QUOTA_DEFAULTS[name]:
+        if getattr(quota, name) != getattr(_USUAL, name):
             data[name] = getattr(quota, name)
     return data
 
@@ -108,20 +91,11 @@ def _change(change: Change) -> dict[str, Any]:
     return {name: to_data(part) for name, part in given.items() if part is not None} | until
 
 
-def _user(user: User) -> dict[str, Any]:
-    given = {"tier": user.tier, "overrides": user.overrides}
-    return {name: to_data(part) for name, part in given.items() if part}
-
-
-def _entry(entry: Entry) -> dict[str, Any]:
-    return {entry.dimension: entry.value}
-
-
 _WRITERS: dict[type, Callable[[Any], dict[str, Any]]] = {
-    Ruleset: _ruleset,
+    Ruleset: lambda ruleset: {"version": 1, "rules": []} | to_data(data_of(ruleset)),
     Rule: _rule,
     Quota: _quota,
     Change: _change,
-    User: _user,
-    Entry: _entry,
+    User: lambda user: to_data(data_of(user)),
+    Entry: lambda entry: {entry.dimension: entry.value},
 }

@@ -1,6 +1,6 @@
-"""Why a request gets the limits it gets: every rule, whether it applies, and why or why not. Nothing is consumed.
+"""Why a request gets its limits: every rule, whether it applies, and why or why not. Nothing is consumed.
 
-This goes through all rules, one by one: for people, not for every request.
+This goes through all rules one by one: for people, not for every request.
 """
 
 from __future__ import annotations
@@ -13,43 +13,40 @@ from headgate.config.times import moment_text
 from headgate.core.plan import Plan
 from headgate.core.quota import Quota
 from headgate.policy.compiled import Policy
-from headgate.policy.facts import address_given, facts_of, shown
 from headgate.policy.model import Change
 from headgate.policy.prepared import Applied, PreparedRule, replaced_among
 from headgate.policy.request import ENDPOINT, Request, principal_name
+from headgate.policy.request_facts import address_given, facts_of, shown
 from headgate.policy.selection import Selection, limits_of
 from headgate.policy.trie import matches
 
 MATCHES = "matches"
 _REASONS = 3
-"""Rules of which it is said why they were not reset."""
 
 
 class Considered(msgspec.Struct, frozen=True):
-    """What one rule has to do with a request."""
+    """One rule and a request."""
 
     rule: str
-    """Its id."""
     applies: bool
     reason: str
-    """Why it applies, or the first thing that keeps it from applying."""
+    """Why it applies, or the first reason why not."""
     is_enforced: bool = False
     """False for a shadow."""
     quotas: tuple[Quota, ...] = ()
-    """What is in force, if it applies."""
+    """The quotas in force, if it applies."""
     source: str = ""
-    """Where those come from: "the rule", "tier pro", or "override until 2026-12-01T00:00:00Z, on top of tier pro"."""
+    """Their origin: "the rule", "tier pro", or "override until 2026-12-01T00:00:00Z, on top of tier pro"."""
     limits: Plan = ()
     """The keys: a space and a principal for each quota."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Why a policy says what it says about a request."""
+    """The selection of a policy for a request, with reasons."""
 
     selection: Selection
-    """What it says."""
     facts: Mapping[str, str]
-    """What is known about the request, by name, in the form in which it is compared; "endpoint" is the path."""
+    """The attributes of the request by name, in the form in which they are compared; "endpoint" is the path."""
     tier: str
     """Empty: none."""
     rules: tuple[Considered, ...]
@@ -57,7 +54,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def explain(policy: Policy, request: Request, now: int) -> Explanation:
-    """Say why `policy.select(request, now)` is what it is. Raises as that does."""
+    """Explain `policy.select(request, now)`. Raises the same errors."""
     selection = policy.select(request, now)
     facts = facts_of(request, ignore_case=policy.ruleset.ignore_case)
     tier = request.tier or policy.tier_of(facts.get("user", ""))
@@ -65,7 +62,7 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
         return Explanation(selection, facts, tier, ())
     applying = {applied.rule.id: applied for applied in policy.applying(request, facts, now)}
     if request.rule_id:
-        named = [_of_one_rule(rule_id, request.rule_id, applying, facts, tier) for rule_id in policy.rules]
+        named = [_of_one_rule(rule_id, request.rule_id, applying, tier) for rule_id in policy.rules]
         return Explanation(selection, facts, tier, tuple(named))
     default = policy.ruleset.default.id if policy.ruleset.default is not None else None
     failures = {rule.id: next(_failures(rule, request, facts, tier), "") for rule in policy.rules.values()}
@@ -78,7 +75,7 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
     for rule_id, failure in failures.items():
         if rule_id in applying:
             reason = "the default: no other rule is enforced" if rule_id == default else MATCHES
-            considered.append(_applying(applying[rule_id], facts, tier, reason))
+            considered.append(_applying(applying[rule_id], tier, reason))
         elif not failure and rule_id == default:
             considered.append(Considered(rule_id, False, "the default, and another rule is enforced"))
         else:
@@ -87,16 +84,16 @@ def explain(policy: Policy, request: Request, now: int) -> Explanation:
 
 
 def explain_rule(policy: Policy, request: Request, now: int) -> Considered:
-    """Say what the rule that a request names has to do with it; of other rules, nothing. Raises as `explain` does."""
+    """Explain only the rule that a request names. Raises the same errors as `explain`."""
     facts = facts_of(request, ignore_case=policy.ruleset.ignore_case)
     tier = request.tier or policy.tier_of(facts.get("user", ""))
     applying = {applied.rule.id: applied for applied in policy.applying(request, facts, now)}
-    return _of_one_rule(request.rule_id, request.rule_id, applying, facts, tier)
+    return _of_one_rule(request.rule_id, request.rule_id, applying, tier)
 
 
 def why_not_reset(policy: Policy, request: Request, now: int) -> str:
-    """Say why there is nothing to reset for a request."""
-    if not policy.rules:  # as with the files alone
+    """Return the reason why there is nothing to reset for a request."""
+    if not policy.rules:  # only files of envoyproxy/ratelimit
         return "there are no rules; limits of Envoy's files cannot be reset"
     names = {principal_name(name) for name in request.principal}
     rules = {rule_id: rule for rule_id, rule in policy.rules.items() if rule.rule.enabled}
@@ -108,21 +105,19 @@ def why_not_reset(policy: Policy, request: Request, now: int) -> str:
     if explained.selection.reason:
         return explained.selection.reason
     whys = [each for each in explained.rules if each.rule in counting and not each.reason.startswith("endpoint ")]
-    told = "; ".join([f"{each.rule}: {each.reason}" for each in whys[:_REASONS]])
-    return f"no rule that applies counts by that{f' ({told})' if told else ''}"
+    reasons = "; ".join([f"{each.rule}: {each.reason}" for each in whys[:_REASONS]])
+    return f"no rule that applies counts by that{f' ({reasons})' if reasons else ''}"
 
 
-def _of_one_rule(
-    rule_id: str, named: str, applying: Mapping[str, Applied], facts: Mapping[str, str], tier: str
-) -> Considered:
-    """Say that a rule applies because it is named, or that it does not, because another one is."""
+def _of_one_rule(rule_id: str, named: str, applying: Mapping[str, Applied], tier: str) -> Considered:
+    """Explain a rule for a request that names one: this one, or another."""
     if rule_id in applying:
-        return _applying(applying[rule_id], facts, tier, "named by the request")
+        return _applying(applying[rule_id], tier, "named by the request")
     return Considered(rule_id, False, "disabled" if rule_id == named else f"the request names rule {named}")
 
 
 def _failures(prepared: PreparedRule, request: Request, facts: Mapping[str, str], tier: str) -> Iterator[str]:
-    """Say all that keeps a rule from matching; nothing if it matches."""
+    """Yield the reasons why a rule does not match."""
     rule, method = prepared.rule, request.method.upper()
     if not rule.enabled:
         yield "disabled"
@@ -144,23 +139,19 @@ def _failures(prepared: PreparedRule, request: Request, facts: Mapping[str, str]
         yield f"{rule.dimension} {shown(facts.get(rule.dimension, ''))} is not {shown(rule.key_pattern)}"
 
 
-def _applying(applied: Applied, facts: Mapping[str, str], tier: str, reason: str) -> Considered:
+def _applying(applied: Applied, tier: str, reason: str) -> Considered:
     rule = applied.rule.rule
     if rule.shadow:
         reason += "; a shadow, which refuses nothing"
     elif rule.enforce_percent < 100:
-        who = "one of them" if applied.is_enforced else "not one of them"
-        reason += f"; enforced for {rule.enforce_percent} % of its principals, and this is {who}"
-    quotas, source = applied.terms.quotas, _source(applied, tier)
-    return Considered(rule.id, True, reason, applied.is_enforced, quotas, source, limits_of(applied, facts))
-
-
-def _source(applied: Applied, tier: str) -> str:
+        among = "one of them" if applied.is_enforced else "not one of them"
+        reason += f"; enforced for {rule.enforce_percent} % of its principals, and this is {among}"
     terms = applied.terms
     of_tier = f"tier {shown(tier)}{_until(terms.tier_change)}" if terms.tier_change is not None else ""
-    if terms.override is None:
-        return of_tier or "the rule"
-    return f"override{_until(terms.override)}" + (f", on top of {of_tier}" if of_tier else "")
+    source = of_tier or "the rule"
+    if terms.override is not None:
+        source = f"override{_until(terms.override)}" + (f", on top of {of_tier}" if of_tier else "")
+    return Considered(rule.id, True, reason, applied.is_enforced, terms.quotas, source, limits_of(applied))
 
 
 def _until(change: Change) -> str:

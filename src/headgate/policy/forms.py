@@ -1,18 +1,18 @@
-"""The forms that operators write: rules, tiers, users with their overrides, lists, and a file of all.
+"""The forms of rules, tiers, users with their overrides, lists, and files.
 
-Fields are declared in `headgate.policy.model` and `headgate.policy.quotas`. The loading of YAML and JSON, every message
-about what is wrong, and the JSON Schema for editors follow from them. The schema knows the form of single fields and
-which go together. What needs the whole file (whether a rule that is named exists) or arithmetic (whether a quota can be
-computed exactly) only the loader knows.
+Fields are declared in `headgate.policy.model` and `headgate.policy.quotas`; reading, messages and the JSON Schema for
+editors follow. The schema describes single fields and their combinations. Only the loader makes checks that need the
+whole file (whether a rule exists) or arithmetic (whether a quota can be computed exactly).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from ipaddress import ip_network
 
-from headgate.config.problems import Findings, Path, ProblemKind, shown
+from headgate.config.problems import Findings, Path, shown
 from headgate.config.records import fields_of
 from headgate.config.schema import DIALECT, Field, Form, ListOf, MapOf, Record, Scalar, Schema, Values
 from headgate.core.errors import InvalidQuota, InvalidRule
@@ -36,7 +36,6 @@ from headgate.policy.quotas import (
 
 ALLOW = "allow"
 DEFAULT_ID = "default"
-_MEANING = ProblemKind.MEANING
 
 
 def _rule(read: Values, path: Path, findings: Findings) -> Rule | None:
@@ -45,42 +44,39 @@ def _rule(read: Values, path: Path, findings: Findings) -> Rule | None:
         return None
     given = {name: value for name, value in read.items() if name not in ALL_OF_QUOTA and name != AS_TEXT}
     for name in ("methods", "replaces"):
-        if name in read:  # that a rule replaces itself is said where all that it replaces is looked at
+        if name in read:  # `check` reports a rule that replaces itself
             given[name] = frozenset(read[name]) - {None, read["id"] if name == "replaces" else None}
-    return made_rule({"quotas": quotas, **given}, path, findings)
+    return make_rule({"quotas": quotas, **given}, path, findings)
 
 
-def made_rule(given: Values, path: Path, findings: Findings, written: Mapping[str, str] | None = None) -> Rule | None:
-    """Return a rule, perhaps without fields that are noted as wrong: others may refer to it all the same.
+def make_rule(given: Values, path: Path, findings: Findings, written: Mapping[str, str] | None = None) -> Rule | None:
+    """Return a rule, without fields that are reported as invalid: others may refer to it all the same.
 
-    `written` says which fields have other names in the file.
+    `written` has the names of fields that are different in the file.
     """
     try:
         return Rule(**given)
     except InvalidRule as error:
         (field,) = error.fields or ("",)
-        message = str(error).removeprefix(f"rule {given['id']!r}: ").removeprefix(f"{field}: ")  # the path says it
-        findings.add((*path, (written or {}).get(field, field)) if field else path, message, kind=_MEANING)
+        message = str(error).removeprefix(f"rule {given['id']!r}: ").removeprefix(f"{field}: ")  # the path has them
+        findings.reject((*path, (written or {}).get(field, field)) if field else path, message)
         others = {name: value for name, value in given.items() if name != field}
-        return made_rule(others, path, findings, written) if len(others) < len(given) else None
+        return make_rule(others, path, findings, written) if len(others) < len(given) else None
 
 
 def _rule_fields() -> dict[str, Field]:
-    """Return the fields of a rule: those that it declares, and, in place of its quotas, those of a quota."""
-    fields = fields_of(Rule)
-    last = [*fields].index("when") + 1
-    quota = {**QUOTA_FIELDS, **LIMITS_FIELD}
-    return dict([*[*fields.items()][:last], *quota.items(), *[*fields.items()][last:]])
+    """Return the declared fields of a rule, with those of a quota after `when`."""
+    fields: dict[str, Field] = {}
+    for name, field in fields_of(Rule).items():
+        fields[name] = field
+        if name == "when":
+            fields |= {**QUOTA_FIELDS, **LIMITS_FIELD}
+    return fields
 
 
 _RULE_FIELDS = _rule_fields()
 _SPELLINGS = {"rule_id": "id", "key_type": "dimension", "endpoint_pattern": "endpoint", **SECONDS}
-"""Other names of fields, as some documents have them."""
 RULE = QuotaForm(Record("a rule", _RULE_FIELDS, spellings=_SPELLINGS, make=_rule), ALL_WAYS)
-
-
-def _default_rule(read: Values, path: Path, findings: Findings) -> Rule | None:
-    return _rule({"id": DEFAULT_ID, **read}, path, findings)
 
 
 class Default:
@@ -91,7 +87,7 @@ class Default:
             "the default",
             {**_RULE_FIELDS, "id": Field(RULE_ID, f"Names the rule; default: `{DEFAULT_ID}`.")},
             spellings=_SPELLINGS,
-            make=_default_rule,
+            make=lambda read, path, findings: _rule({"id": DEFAULT_ID, **read}, path, findings),
         ),
         ALL_WAYS,
         as_text=True,
@@ -102,7 +98,7 @@ class Default:
             return None
         if isinstance(value, str) and 0 < len(value) <= MAX_TEXT and not re.search("[0-9]", value):
             message, accepted = f"{shown(value)} is not a default", 'allow, or a quota such as "100/minute"'
-            findings.add(path, message, accepted, findings.near(value, [ALLOW]), kind=_MEANING)
+            findings.reject(path, message, findings.near(value, [ALLOW]), accepted=accepted)
             return None
         rule: Rule | None = self._rule.read(value, path, findings)
         return rule
@@ -120,19 +116,15 @@ def _change(read: Values, path: Path, findings: Findings) -> Change | None:
     try:
         return Change(window_us=window_us(read["window"]) if "window" in read else None, **given)
     except (InvalidQuota, InvalidRule) as error:
-        message = str(error).removeprefix("a change: ")  # the path says it
-        findings.add((*path, culprit(error, read, "window")), message, kind=_MEANING)
+        message = str(error).removeprefix("a change: ")  # the path has it
+        findings.reject((*path, culprit(error, read, "window")), message)
         return None
 
 
 CHANGE = QuotaForm(
     Record(
         "a change",
-        {
-            **QUOTA_FIELDS,
-            **LIMITS_FIELD,
-            **fields_of(Change),
-        },
+        {**QUOTA_FIELDS, **LIMITS_FIELD, **fields_of(Change)},
         spellings=SECONDS,
         make=_change,
     ),
@@ -145,36 +137,25 @@ _CHANGES = MapOf(CHANGE, "ids of rules and what changes, such as {orders-user: {
 USER = Record("a user", fields_of(User, overrides=_CHANGES), make=lambda read, *_: User(**read))
 
 
-class ListEntry:
-    """One entry of an allow list or a deny list: a dimension and its value."""
-
-    _form = MapOf(
-        Scalar.text("text, in which * stands for any characters", most=LONGEST_VALUE),
-        "one dimension and its value, such as ip: 10.0.0.0/8",
-        exactly=1,
-    )
-
-    def read(self, value: object, path: Path, findings: Findings) -> Entry | None:
-        for dimension, text in (self._form.read(value, path, findings) or {}).items():
-            try:
-                return Entry(dimension, text)
-            except InvalidRule as error:
-                findings.add((*path, dimension), str(error), hint=_network(text), kind=_MEANING)
-        return None
-
-    def schema(self) -> Schema:
-        return self._form.schema()
+def _entry(read: Values, path: Path, findings: Findings) -> Entry | None:
+    for dimension, text in read.items():
+        try:
+            return Entry(dimension, text)
+        except InvalidRule as error:
+            hint = ""
+            with suppress(ValueError):
+                hint = f"Did you mean '{ip_network(text, strict=False)}'?"
+            findings.reject((*path, dimension), str(error), hint)
+    return None
 
 
-def _network(text: str) -> str:
-    try:
-        return f"Did you mean '{ip_network(text, strict=False)}'?"
-    except ValueError:
-        return ""
-
-
-ENTRY = ListEntry()
-_ENTRIES = ListOf(ENTRY, "a list such as [{ip: 10.0.0.0/8}, {user: bot-*}]", or_nothing=True)
+_ENTRY = MapOf(
+    Scalar.text("text, in which * stands for any characters", most=LONGEST_VALUE),
+    "one dimension and its value, such as ip: 10.0.0.0/8",
+    exactly=1,
+    make=_entry,
+)
+_ENTRIES = ListOf(_ENTRY, "a list such as [{ip: 10.0.0.0/8}, {user: bot-*}]", or_nothing=True)
 
 
 def _table(of: Form, accepted: str, longest: int) -> MapOf:
@@ -188,7 +169,7 @@ FILE = Record(
         **fields_of(
             Ruleset,
             rules=ListOf(RULE, "a list of rules, each beginning with '- id: ...'", or_nothing=True),
-            tiers=_table(_CHANGES, "tiers, and in each what changes by rule", 64),
+            tiers=_table(_CHANGES, "tiers, each with changes by rule", 64),
             users=_table(USER, 'users by their id, such as "12345": {tier: premium}', 512),
             allow=_ENTRIES,
             deny=_ENTRIES,
@@ -204,7 +185,7 @@ def rules_schema() -> Schema:
     return {
         "$schema": DIALECT,
         "title": "Rules of Headgate",
-        "description": "Rate limits: whom and what they are for, and how much may pass.",
+        "description": "Rate limits: which requests they apply to, and how much may pass.",
         **FILE.schema(),
         "$defs": {form.name: form.definition() for form in (LIMIT, CHANGE)},
     }

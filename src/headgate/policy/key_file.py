@@ -1,7 +1,7 @@
-"""Keys of callers and of consumers, on this machine's disk: as a database has them, and workers read them.
+"""Files with the keys of callers and of consumers, copied from a database for workers.
 
-They are beside the rules of the same database (`headgate.policy.snapshot`): digests, never keys. Callers, whose keys
-open the decision plane, are in ``keys.json``; consumers, who call the API that is protected, in ``consumers.json``.
+They are in the folder of the rules (`headgate.policy.snapshot`) and have digests, never keys: ``keys.json`` those of
+callers of the decision plane, ``consumers.json`` those of consumers, who call the protected API.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from headgate.files import renewed_file
+from headgate.files import renew_file
 from headgate.live import FileMark, mark_of
 from headgate.policy.snapshot import read_json
 
 KEYS, CONSUMERS = "keys.json", "consumers.json"
 CONSUMER_PREFIX = "hgc_"
-"""How keys of consumers begin, and no others."""
+"""The beginning of keys of consumers, and of no others."""
 
 
 class SharedKey(msgspec.Struct, frozen=True):
@@ -37,17 +37,14 @@ _decode = msgspec.json.Decoder(tuple[SharedKey, ...]).decode
 
 
 def write_keys(folder: Path, keys: Sequence[SharedKey], file: str = KEYS) -> None:
-    """Leave in a folder which keys are accepted; a file that has them is left alone. Raises OSError."""
-    renewed_file(folder / file, msgspec.json.encode(keys))
+    """Write the accepted keys, unless the file has them already. Raises OSError."""
+    renew_file(folder / file, msgspec.json.encode(keys))
 
 
 class KeySource:
-    """The keys in a folder that are good now, as a source that is followed (`headgate.live.Source`).
+    """The unexpired keys in a folder, as a source (`headgate.live.Source`). Without the file, there are no keys.
 
-    Args:
-        folder: where the file is; a folder without one has no keys.
-        clock: what time it is, in microseconds since the epoch; for tests.
-        file: the name of the file.
+    `clock` returns microseconds since the epoch; for tests.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], int] | None = None, file: str = KEYS) -> None:
@@ -57,7 +54,7 @@ class KeySource:
         self._ends: int | None = None  # when the next key expires
 
     def read(self) -> tuple[SharedKey, ...]:
-        """Return them. Raises InvalidRule."""
+        """Return the keys. Raises InvalidRule."""
         self._seen = mark_of(self._path)
         found = read_json(self._path, _decode) if self._seen is not None else ()
         now = self._now()
@@ -66,9 +63,9 @@ class KeySource:
         return good
 
     def changed(self) -> tuple[SharedKey, ...] | None:
-        """Return them if the file is another one, or one of them has expired. Raises InvalidRule, once for each."""
+        """Return the keys if the file has changed, or one has expired. Raises InvalidRule, once for each file."""
         is_over = self._ends is not None and self._now() >= self._ends
         if mark_of(self._path) == self._seen and not is_over:
             return None
-        self._ends = None  # what cannot be read is not tried again until it is another file
+        self._ends = None  # an invalid file is not read again until it has changed
         return self.read()

@@ -1,15 +1,15 @@
-"""Allow and deny lists: who is let through, or refused, unasked. Found without going through the list.
+"""Allow and deny lists, searched without going through the list.
 
-Exact values are found in a dict; networks in one dict per prefix length, longest first; values with ``*`` in one dict
-per length of what stands before the first ``*`` (or, if nothing does, after the last). Only values such as ``*bot*``
-are tried one by one, by a search of their pieces that cannot run away as a regular expression can.
+Exact values are in a dict; networks in one dict per prefix length, longest first; values with ``*`` in one dict per
+length of the text before the first ``*`` (or, if there is none, after the last). Only values such as ``*bot*`` are
+tried one by one, by a search for their pieces in linear time, unlike a regular expression.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headgate.core.address import NetworkMap, canonical
+from headgate.networks import NetworkMap, canonical
 from headgate.policy.addresses import address_of
 from headgate.policy.model import Entry
 from headgate.policy.paths import normalised
@@ -17,7 +17,7 @@ from headgate.policy.request import ENDPOINT
 
 
 class Pattern:
-    """Text in which ``*`` stands for any characters, also none."""
+    """Text in which ``*`` stands for any characters, or none."""
 
     __slots__ = ("_pieces", "_shortest", "head", "tail")
 
@@ -26,7 +26,7 @@ class Pattern:
         self._shortest = len(text) - text.count("*")
 
     def matches(self, text: str) -> bool:
-        """Look for the pieces one after the other, each as far left as it is found: that is enough."""
+        """Search for the pieces in turn, each as far left as possible, which is enough."""
         if len(text) < self._shortest or not text.startswith(self.head) or not text.endswith(self.tail):
             return False
         at, end = len(self.head), len(text) - len(self.tail)
@@ -41,41 +41,29 @@ class Pattern:
 class _Values:
     """The entries of one dimension."""
 
-    __slots__ = ("_by_head", "_by_tail", "_exact", "_others")
+    __slots__ = ("_by_end", "_exact")
 
     def __init__(self) -> None:
         self._exact: dict[str, Entry] = {}
-        self._by_head: dict[int, dict[str, list[tuple[Pattern, Entry]]]] = {}
-        self._by_tail: dict[int, dict[str, list[tuple[Pattern, Entry]]]] = {}
-        self._others: list[tuple[Pattern, Entry]] = []
+        self._by_end: dict[tuple[int | None, int | None], dict[str, list[tuple[Pattern, Entry]]]] = {}
+        """By the slice and the text of one end of the pattern."""
 
     def add(self, value: str, entry: Entry) -> None:
         if "*" not in value:
             self._exact.setdefault(value, entry)
             return
         pattern = Pattern(value)
-        if pattern.head:
-            self._by_head.setdefault(len(pattern.head), {}).setdefault(pattern.head, []).append((pattern, entry))
-        elif pattern.tail:
-            self._by_tail.setdefault(len(pattern.tail), {}).setdefault(pattern.tail, []).append((pattern, entry))
-        else:
-            self._others.append((pattern, entry))
+        end = (-len(pattern.tail), None) if pattern.tail and not pattern.head else (0, len(pattern.head))
+        self._by_end.setdefault(end, {}).setdefault(pattern.head or pattern.tail, []).append((pattern, entry))
 
     def find(self, value: str) -> Entry | None:
         found = self._exact.get(value)
         if found is not None:
             return found
-        for length, by_head in self._by_head.items():
-            for pattern, entry in by_head.get(value[:length], ()):
+        for (start, stop), patterns in self._by_end.items():
+            for pattern, entry in patterns.get(value[start:stop], ()):
                 if pattern.matches(value):
                     return entry
-        for length, by_tail in self._by_tail.items():
-            for pattern, entry in by_tail.get(value[-length:], ()):
-                if pattern.matches(value):
-                    return entry
-        for pattern, entry in self._others:
-            if pattern.matches(value):
-                return entry
         return None
 
 
@@ -90,12 +78,14 @@ class Entries:
         for entry in entries:
             values = self._by_dimension.setdefault(entry.dimension, _Values())
             if entry.network is None:
-                values.add(
-                    _path_of(entry, ignore_case=ignore_case) if entry.dimension == ENDPOINT else entry.value, entry
-                )
+                value = entry.value
+                if entry.dimension == ENDPOINT:
+                    value = value if "*" in value else normalised(value)
+                    value = value.lower() if ignore_case else value
+                values.add(value, entry)
 
     def find(self, facts: Mapping[str, str], address: str = "") -> Entry | None:
-        """Return an entry that is about one of `facts`; for the dimension "ip" about `address`, if that is given."""
+        """Return an entry that matches one of `facts`; for the dimension "ip", `address` if given."""
         for dimension, values in self._by_dimension.items():
             value = facts.get(dimension)
             if dimension == "ip":
@@ -109,9 +99,3 @@ class Entries:
                 if found is not None:
                     return found
         return None
-
-
-def _path_of(entry: Entry, *, ignore_case: bool) -> str:
-    """Return the paths that an entry is about as they are compared; with a ``*`` they are taken as they stand."""
-    path = entry.value if "*" in entry.value else normalised(entry.value)
-    return path.lower() if ignore_case else path

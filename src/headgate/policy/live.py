@@ -14,25 +14,19 @@ from headgate.policy.prepared import space_name
 
 _LOG = logging.getLogger("headgate.policy")
 _SPACES = 100
-"""So many former spaces of a rule are remembered."""
+"""Former spaces of a rule that are kept."""
 
 
 class LivePolicy(Live[Policy]):
-    """Keeps the policy of a ruleset up to date; see `Live`.
+    """Keeps the policy of a ruleset up to date; see `Live`. Raises InvalidRule if the first rules are invalid.
 
-    Args:
-        source: where the rules come from: a file (`rules_file`), or anything else that has rules.
-        every: seconds between two looks at the source.
-        enforcing: whether its limits refuse.
-
-    Raises:
-        InvalidRule: the first rules are not acceptable.
+    The source, such as `rules_file`, is polled every `every` seconds.
     """
 
     def __init__(self, source: Source[Ruleset], *, every: float = EVERY, enforcing: bool = True) -> None:
         self._enforcing = enforcing
         self._spaces: dict[str, dict[str, None]] = {}
-        """Where rules with `reset_on_change` count and have counted, the last one last."""
+        """The spaces of rules with `reset_on_change`, former ones first."""
         super().__init__(source, self._policy_of, every=every)
 
     @property
@@ -41,7 +35,7 @@ class LivePolicy(Live[Policy]):
         return self.value
 
     def enforce(self, *, enforcing: bool) -> None:
-        """Let limits refuse, or let every rule be a shadow, from the next request on and for rules to come."""
+        """Make limits refuse, or every rule a shadow, from the next request on, also for later rules."""
         with self._lock:
             self._enforcing = enforcing
             self.value = self._policy_of(self.value.ruleset, self.value.version)
@@ -57,7 +51,7 @@ class LivePolicy(Live[Policy]):
             space, spaces = space_name(rule), self._spaces.setdefault(rule.id, {})
             if space in spaces and space != [*spaces][-1]:
                 _LOG.warning(
-                    "rule %s is again what it was before, so that what was counted then counts again until it expires: "
+                    "rule %s was changed back, so its earlier usage counts again until it expires: "
                     "to start afresh, change its updated_at",
                     rule.id,
                 )
@@ -69,19 +63,19 @@ class LivePolicy(Live[Policy]):
 
 
 def rules_file(path: str | os.PathLike[str]) -> FileSource[Ruleset]:
-    """Return a file of rules as a source; what is odd about it without being wrong goes to the log."""
-    return FileSource(path, _loaded)
+    """Return a file of rules as a source, whose warnings are logged."""
 
+    def loaded(file: Path) -> Ruleset:
+        read = read_file(file)
+        for warning in read.warnings:
+            _LOG.warning("%s", warning)
+        return read.ruleset
 
-def _loaded(path: Path) -> Ruleset:
-    loaded = read_file(path)
-    for warning in loaded.warnings:
-        _LOG.warning("%s", warning)
-    return loaded.ruleset
+    return FileSource(path, loaded)
 
 
 class NoRules:
-    """No rules, now and always: for a service that answers Envoy alone."""
+    """A source without rules, for a service with descriptor files only."""
 
     name = "no rules"
 

@@ -1,9 +1,9 @@
-"""What an operator writes, as values: rules, tiers, users, lists, and what happens when nothing matches.
+"""Rules, tiers, users, lists and settings as values.
 
-Each field is declared here once: its type, its default, what it means, and its form in YAML or JSON. The reading and
-writing of files, the JSON Schema, the bodies of the admin API and the checks of types follow from that. A value that
-exists is acceptable: everything is checked when it is made (raises InvalidRule), and a `Ruleset` also as a whole. What
-these values mean for a request is said in `headgate.policy.compiled`.
+Each field is declared here once: its type, its default, its description, and its form in YAML or JSON. The reading and
+writing of files, the JSON Schema, the bodies of the admin API and the checks of types follow. Values are checked when
+they are made (raises InvalidRule), and a `Ruleset` also as a whole. `headgate.policy.compiled` applies them to
+requests.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Self, TypeAlias
 
 from headgate.config.problems import Findings, Path
-from headgate.config.records import check_mapping, check_types, declared, needed
+from headgate.config.records import check_types, declared, needed
 from headgate.config.schema import NAME, NAMED, ListOf, MapOf, Scalar, Schema
 from headgate.config.times import moment
 from headgate.core.algorithms import Algorithm
+from headgate.core.calendar import Calendar
 from headgate.core.errors import InvalidKey, InvalidQuota, InvalidRule
 from headgate.core.key import checked_name
 from headgate.core.mode import Mode
@@ -33,14 +34,13 @@ from headgate.policy.request import ENDPOINT, GLOBAL, InvalidRequest, principal_
 from headgate.policy.trie import parsed
 
 TOGETHER = "+"
-"""Stands between dimensions that are counted by together."""
+"""Joins dimensions that count together."""
 MOST_DIMENSIONS = 4
 METHOD = "[A-Z][A-Z-]{0,19}"
-"""A pattern of HTTP methods."""
 LONGEST_MESSAGE = 500
 """Characters of the message of a rule's refusals."""
 LONGEST_VALUE = 512
-"""Characters of what is on a list, or of a key that a rule is for."""
+"""Characters of a value on a list, or of a key pattern."""
 DIMENSIONS = ("user", "ip", "apikey", "endpoint", "global")
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
 RULE_ID = Scalar.text(f"a rule's id: {NAMED}", NAME, 64)
@@ -49,7 +49,7 @@ Network: TypeAlias = IPv4Network | IPv6Network
 
 
 class Dimension:
-    """What a rule counts by: one name, or a list of names."""
+    """A dimension, or a list of dimensions."""
 
     _one = Scalar.text(f"one of {', '.join(DIMENSIONS)}, or the name of an attribute", NAME, 64, DIMENSIONS)
 
@@ -69,33 +69,33 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a tier, or the override of a user, changes of a rule's quota. What is None stays as it is."""
+    """The change of a rule's quota by a tier or an override. Fields that are None stay as they are."""
 
     limit: int | None = None
     burst: int | None = None
     capacity: int | None = None
-    """Instead of a burst. A capacity that the rule, or a tier, gives stays when only the limit changes."""
+    """Instead of a burst. The capacity of a rule or a tier stays when only the limit changes."""
     window_us: int | None = None
     algorithm: Algorithm | None = None
     quotas: tuple[Quota, ...] | None = None
-    """All limits anew, instead of changes to the only one."""
-    until: int | None = declared(moment(), "When the change ends automatically, such as 2026-12-01T00:00:00Z.", None)
+    """All limits, instead of changes to the only one."""
+    until: int | None = declared(moment(), "The time at which the change ends, such as 2026-12-01T00:00:00Z.", None)
     """In microseconds since the epoch."""
 
     def __post_init__(self) -> None:
         if isinstance(self.algorithm, str) and type(self.algorithm) is not Algorithm:
-            with suppress(InvalidQuota):  # which is said below
+            with suppress(InvalidQuota):  # `check_types` reports it
                 object.__setattr__(self, "algorithm", Algorithm.named(self.algorithm))
         check_types("a change", self)
         if self.burst is not None and self.capacity is not None:
             raise InvalidRule(f"a change: {BURST_OR_CAPACITY}", fields=("capacity",))
         if self.quotas is not None:
             if not self.quotas:
-                raise InvalidRule("a change: quotas has at least one")
+                raise InvalidRule("a change: quotas must have at least one")
             _check_apart("a change", self.quotas)
 
     def apply(self, quotas: tuple[Quota, ...]) -> tuple[Quota, ...]:
-        """Return `quotas` as changed. Raises InvalidQuota if that makes no quota."""
+        """Return the changed quotas. Raises InvalidQuota."""
         if self.quotas is not None:
             return self.quotas
         given = {"limit": self.limit, "window_us": self.window_us, "algorithm": self.algorithm}
@@ -103,10 +103,12 @@ class Change:
         if not changes and self.burst is None and self.capacity is None:
             return quotas
         if len(quotas) != 1:
-            raise InvalidQuota("the rule has several limits: give all of them anew, as `limits`")
+            raise InvalidQuota("the rule has several limits: set all of them again, as `limits`")
         (quota,) = quotas
         if self.limit is not None and quota.limit:  # a bucket of 0 per window would be an allowance, back after each
             whole("limit", self.limit, 1, EXACT, InvalidQuota)
+        if quota.calendar is not None:
+            _check_calendar_kept(quota.calendar, changes)
         is_kept = (quota.keeps_capacity or not quota.limit) and changes.get("algorithm", quota.algorithm).is_bucket
         if self.burst is not None:
             changes |= {"burst": self.burst, "keeps_capacity": False}
@@ -118,81 +120,82 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Whom and what a limit is for, and its quota (or several, on the same key)."""
+    """A limit, or several on the same key, and the requests that they apply to."""
 
-    id: str = field(metadata=needed(RULE_ID, "Names the rule, in keys and answers; what was used is counted under it."))
+    id: str = field(metadata=needed(RULE_ID, "The name of the rule in responses, and in the keys of its state."))
     quotas: tuple[Quota, ...]
-    name: str = declared(Scalar.text("text", most=200), "For people.", "")
+    name: str = declared(Scalar.text("text", most=200), "A title for readers.", "")
     dimension: str = declared(
         Dimension(),
-        "What is counted apart: user, ip, apikey, endpoint, global, or the name of an attribute; a list such as "
-        "[user, endpoint] counts each user on each path. By default user.",
+        "What the rule counts by: user, ip, apikey, endpoint, global, or the name of an attribute; a list such as "
+        "[user, endpoint] counts each user on each path; default: user.",
         "user",
     )
     """Names are joined with "+". "endpoint" counts each path, not each pattern: a rule for /orders/* has a counter for
     /orders/1, another for /orders/2. See `headgate.policy.request.Request.attributes` for the names of others."""
     endpoint: str = declared(
         Scalar.text("a path such as /api/v1/orders/**, or **", r"/[^\s?#;]*|\*\*?", 2048, numbers=False),
-        "The paths it is for: literal, * for one segment, ** for the rest; default: all.",
+        "The path: literal segments, * for one segment, ** for the rest; default: all.",
         "**",
     )
-    """``{name}`` stands for one segment, too, and ``*`` alone for all paths."""
+    """``{name}`` is one segment, too, and ``*`` alone for all paths."""
     methods: frozenset[str] = declared(
         ListOf(
             Scalar.text("an HTTP method in capitals", METHOD, 20, METHODS, numbers=False), "a list such as [GET, POST]"
         ),
-        "The HTTP methods it is for; default: all.",
+        "The HTTP methods; default: all.",
         frozenset(),
     )
     """GET is also for HEAD, which servers answer as they answer GET."""
     key_pattern: str = declared(
-        Scalar.text("text in which * stands for any characters", most=LONGEST_VALUE),
-        "Only for those who are counted under such a value; for the dimension ip also a network. All by default.",
+        Scalar.text("text, in which * matches any characters", most=LONGEST_VALUE),
+        "Only values of the dimension that match; for ip also a network; default: all.",
         "",
     )
-    tier: str = declared(TIER, "Only for principals of this tier.", "")
+    tier: str = declared(TIER, "Only principals of this tier.", "")
     when: Mapping[str, str] = declared(
         MapOf(Scalar.text("text", most=512, flags=True), "attributes and their values, such as {region: eu}"),
-        "Attributes that must be equal.",
+        "Attributes that the request must have, with these values.",
         factory=dict,
     )
-    shadow: bool = declared(Scalar.flag(), "Counts and is reported, but never refuses.", False)
-    enabled: bool = declared(Scalar.flag(), "Whether the rule applies at all.", True)
+    shadow: bool = declared(Scalar.flag(), "Counts and reports, but never refuses.", False)
+    enabled: bool = declared(Scalar.flag(), "Whether the rule is enabled; otherwise, it applies to no request.", True)
     enforce_percent: int = declared(
         Scalar.whole(0, 100),
-        "For so many percent of its principals the rule refuses; for the others it is a shadow.",
+        "Refuses for this percentage of principals; for the others, the rule is a shadow.",
         100,
     )
     """These are always the same principals."""
     replaces: frozenset[str] = declared(
         ListOf(RULE_ID, "a list of ids of rules"),
-        "Ids of rules that do not apply when this one does; a rule that is itself replaced replaces nothing.",
+        "Ids of rules that do not apply where this one does; a rule that is itself replaced replaces nothing.",
         frozenset(),
     )
     on_store_failure: Mode | None = declared(
         Scalar.choice({str(mode): mode for mode in Mode}),
-        "What to answer when the store does not; default: the engine's.",
+        "The mode while the store is unavailable; default: the engine's.",
         None,
     )
     replicas: int = declared(
         Scalar.whole(0, MAX_REPLICAS),
-        "How many replicas of the store must have what a request took: its answer waits for them, or says that they "
-        "have not got it.",
+        "The number of replicas of the store that must confirm the usage.",
         0,
     )
-    refusal_status: int = declared(Scalar.whole(400, 599), "The HTTP status of its refusals; default: 429.", 429)
+    refusal_status: int = declared(
+        Scalar.whole(400, 599), "The HTTP status of refusals by this rule; default: 429.", 429
+    )
     refusal_message: str = declared(
         Scalar.text("a line of text", most=LONGEST_MESSAGE, numbers=False),
-        "What clients read in its refusals; default: the limit, and when to retry.",
+        "The message of refusals by this rule; default: the limit, and the time to retry.",
         "",
     )
     reset_on_change: bool = declared(
-        Scalar.flag(), "Whether a changed limit, burst or updated_at forgets what was used.", False
+        Scalar.flag(), "Whether the rule starts afresh after a change of its limit, burst or updated_at.", False
     )
-    """A limit that is changed back to what it was finds what was counted under it, if that has not expired: a new
-    `updated_at` tells the two apart."""
-    created_at: str = declared(moment(as_written=True), "When the rule was made.", "")
-    updated_at: str = declared(moment(as_written=True), "When the rule was last changed.", "")
+    """A limit that is changed back to an earlier value finds its earlier usage, if that has not expired, unless
+    `updated_at` is new."""
+    created_at: str = declared(moment(as_written=True), "The time at which the rule was created.", "")
+    updated_at: str = declared(moment(as_written=True), "The time of the last change of the rule.", "")
 
     def __post_init__(self) -> None:
         _named("rule id", self.id)
@@ -212,7 +215,7 @@ class Rule:
             if not re.fullmatch(METHOD, method):
                 raise InvalidRule(f"{where}: {method!r} is not an HTTP method: write it as POST", fields=("methods",))
         if len(self.refusal_message) > LONGEST_MESSAGE or not self.refusal_message.isprintable():
-            wrong = f"{where}: refusal_message is a line of at most {LONGEST_MESSAGE} printable characters"
+            wrong = f"{where}: refusal_message must be a line of at most {LONGEST_MESSAGE} printable characters"
             raise InvalidRule(wrong, fields=("refusal_message",))
         if self.id in self.replaces:
             raise InvalidRule(f"{where} cannot replace itself", fields=("replaces",))
@@ -244,14 +247,14 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """What is special about one user."""
+    """The tier and the overrides of one user."""
 
     tier: str = declared(TIER, "The tier of the user.", "")
     overrides: Mapping[str, Change] = declared(
-        None, "By rule: what is different for this user, perhaps only until some moment.", factory=dict
+        None, "Changes of rules for this user, by rule, optionally with an end.", factory=dict
     )
-    """Each on top of the user's tier. A request may bring another tier along: if the override makes no quota on top of
-    that, it changes the rule as written."""
+    """Each on top of the user's tier. If a request brings another tier, and the override makes no quota on top of it,
+    it changes the rule as written."""
 
     def __post_init__(self) -> None:
         check_types("a user", self)
@@ -259,7 +262,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of an allow list or a deny list: principals of a dimension that are let through, or refused, unasked."""
+    """One entry of an allow list or a deny list."""
 
     dimension: str
     value: str
@@ -270,7 +273,7 @@ class Entry:
         object.__setattr__(self, "dimension", _dimension(self.dimension))
         check_types("an entry of a list", self)
         if not 0 < len(self.value) <= LONGEST_VALUE:
-            raise InvalidRule(f"an entry of a list has 1 to {LONGEST_VALUE} characters")
+            raise InvalidRule(f"an entry of a list must have 1 to {LONGEST_VALUE} characters")
         object.__setattr__(self, "network", self._network())
         if self.dimension == ENDPOINT and "*" not in self.value:
             try:
@@ -289,39 +292,34 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Ruleset:
-    """All that decides, as written; `headgate.policy.compiled.Policy` is made of it."""
+    """All rules, tiers, users, lists and settings; `headgate.policy.compiled.Policy` compiles them."""
 
     rules: tuple[Rule, ...] = declared(
-        None, "The rules. Every rule that matches a request applies, unless another one replaces it.", ()
+        None, "The rules. Every matching rule applies, unless another one replaces it.", ()
     )
-    tiers: Mapping[str, Mapping[str, Change]] = declared(
-        None, "By tier, then by rule: what is different for its principals.", factory=dict
-    )
-    users: Mapping[str, User] = declared(None, "What is special about single users.", factory=dict)
+    tiers: Mapping[str, Mapping[str, Change]] = declared(None, "Changes of rules, by tier and rule.", factory=dict)
+    users: Mapping[str, User] = declared(None, "Tiers and overrides of users, by their ids.", factory=dict)
     """By the value of the principal "user"."""
-    default_tier: str = declared(TIER, "The tier of users who have none.", "")
-    allow: tuple[Entry, ...] = declared(None, "Principals that pass unasked.", ())
-    deny: tuple[Entry, ...] = declared(None, "Principals that are refused unasked.", ())
-    default: Rule | None = declared(None, "What applies when no rule does: a quota, or allow, the default.", None)
+    default_tier: str = declared(TIER, "The tier of users without one.", "")
+    allow: tuple[Entry, ...] = declared(None, "Principals that pass without limits.", ())
+    deny: tuple[Entry, ...] = declared(None, "Principals that are refused.", ())
+    default: Rule | None = declared(None, "The quota of requests without a matching rule; or allow, the default.", None)
     ignore_case: bool = declared(
-        Scalar.flag(), "Whether endpoints that differ only in capitals are the same; they are not unless true.", False
+        Scalar.flag(), "Whether endpoints that differ only in letter case are the same; default: false.", False
     )
     """Capitals of A to Z."""
     unknown_rule: str = declared(
         Scalar.choice(("allow", "error")),
-        "Whether a request that names a rule which does not exist or is disabled passes (allow, the default), as "
-        "one that matched nothing, or is an error.",
+        "Whether a request for a rule that does not exist or is disabled passes (allow, the default), or is an error.",
         "",
     )
 
     def __post_init__(self) -> None:
         check_types("the rules", self)
-        for tier, changes in self.tiers.items():
-            if not tier:
-                raise InvalidRule("tiers: the name of a tier has at least one character")
-            check_mapping(f"tier {tier!r}", changes, Change)
+        if "" in self.tiers:
+            raise InvalidRule("tiers: the name of a tier must have at least one character")
         if self.unknown_rule not in {"", "allow", "error"}:
-            raise InvalidRule(f"unknown_rule is 'allow' or 'error', not {self.unknown_rule!r}")
+            raise InvalidRule(f"unknown_rule must be 'allow' or 'error', not {self.unknown_rule!r}")
         findings = Findings()
         places: list[tuple[Path, Rule]] = [(("rules", index), rule) for index, rule in enumerate(self.rules)]
         references = [((*path, "replaces"), rule.id, other) for path, rule in places for other in sorted(rule.replaces)]
@@ -331,7 +329,7 @@ class Ruleset:
 
     @classmethod
     def unchecked(cls, **given: Any) -> Self:
-        """Return rules whose parts are right; whoever calls this looks at them as a whole, with `check`."""
+        """Return rules from valid parts. The caller checks them as a whole, with `check`."""
         ruleset = object.__new__(cls)
         for known in fields(cls):
             otherwise = known.default if known.default_factory is MISSING else known.default_factory()
@@ -339,8 +337,16 @@ class Ruleset:
         return ruleset
 
 
+def _check_calendar_kept(calendar: Calendar, changes: Mapping[str, Any]) -> None:
+    for name in ("window_us", "algorithm"):
+        if changes.get(name) not in {None, Algorithm.FIXED_WINDOW}:
+            whole_quota = f"{{limit: 10, window: {calendar.unit}, calendar: {calendar.zone}}}"
+            message = f"its window is the {calendar.unit} of a calendar: give all of the quota, such as {whole_quota}"
+            raise InvalidQuota(message, fields=(name,))
+
+
 def _check_apart(where: str, quotas: tuple[Quota, ...]) -> None:
-    """Refuse two limits that would count in one place."""
+    """Refuse two limits with the same key."""
     if len(quotas) > 1:
         try:
             Family("limits", quotas)
@@ -362,7 +368,7 @@ def _dimensions(where: str, text: str) -> str:
             wrong = f"{where} counts by up to {MOST_DIMENSIONS} different dimensions, not by {text}"
             raise InvalidRule(wrong, fields=("dimension",))
         if GLOBAL in names:
-            wrong = f"{where}: global counts all as one: it does not go with other dimensions"
+            wrong = f"{where}: global counts all callers together: it cannot be combined with other dimensions"
             raise InvalidRule(wrong, fields=("dimension",))
     return TOGETHER.join(names)
 
@@ -373,4 +379,3 @@ def _dimension(name: str) -> str:
 
 
 NO_RULES = Ruleset()
-"""Lets everything pass."""

@@ -1,4 +1,4 @@
-"""The ways to write a quota, and what each means.
+"""The ways to write a quota.
 
 ===========================  =====================================================================================
 ``limit`` and ``window``     perhaps with `burst` or `capacity`, `algorithm`, `calendar`, `queue`, `refill_every`
@@ -7,7 +7,7 @@
 ``limits``                   a list of any of these, which apply together
 ===========================  =====================================================================================
 
-A tier or an override may besides name only what it changes: limit, burst, capacity, window, algorithm.
+A tier or an override may also name only the fields that it changes: limit, burst, capacity, window, algorithm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from headgate.config.problems import Findings, Path, ProblemKind
+from headgate.config.problems import Findings, Path
 from headgate.config.schema import Field, ListOf, Record, Scalar, Schema, Values
 from headgate.config.times import CALENDAR_UNITS, length, length_of, length_text
 from headgate.core.algorithms import Algorithm
@@ -28,8 +28,7 @@ from headgate.core.numbers import EXACT
 from headgate.core.plan import Family
 from headgate.core.quota import Quota
 
-BURST_OR_CAPACITY = "burst and capacity are two ways to say the same: give one of them"
-_MEANING = ProblemKind.MEANING
+BURST_OR_CAPACITY = "burst and capacity are alternatives: set one of them"
 _PERCENT = Scalar.whole(1, 100)
 _TEXT = Scalar.text(
     'a quota such as "100/minute", "10/s burst 20", "10/s; 5000/day gcra"', most=MAX_TEXT, numbers=False
@@ -47,7 +46,7 @@ _ZONE = Scalar(
 
 
 def _limit_hint(value: object, findings: Findings) -> str:
-    """Return what would work: text that is a whole quota is often given as its limit."""
+    """Return a suggestion: the text of a whole quota is often given as the limit."""
     try:
         quotas = Quota.parse(value) if isinstance(value, str) else ()
     except UsageError:
@@ -61,16 +60,16 @@ def _limit_hint(value: object, findings: Findings) -> str:
 
 ALGORITHMS = {**{str(each): each for each in Algorithm}, "sliding_window": Algorithm.SLIDING_WINDOW_COUNTER}
 AS_TEXT = ""
-"""Stands among fields for which text stood in the file: problems with them are problems of the whole."""
+"""Marks fields that are text in the file, so that their problems are those of the whole value."""
 
 
 QUOTA_FIELDS = {
     "limit": Field(
-        replace(Scalar.whole(0), hint=_limit_hint), "How many units may pass, or come back, in each window."
+        replace(Scalar.whole(0), hint=_limit_hint), "The number of units that may pass, or come back, in each window."
     ),
     "window": Field(
         length(calendar=True),
-        "The window: a length such as 30s, 1m, 1 hour, 1d, or seconds; with `calendar`: day, week, month or year.",
+        "The window: a duration such as 30s, 1m, 1 hour, 1d, or seconds; with `calendar`: day, week, month or year.",
     ),
     "burst": Field(
         Scalar.whole(-EXACT), "How many units beyond the limit may pass at once. Not for window algorithms."
@@ -79,13 +78,13 @@ QUOTA_FIELDS = {
     "calendar": Field(
         _ZONE, "The windows are those of the calendar in this time zone, such as Europe/Berlin; true means UTC."
     ),
-    "queue": Field(Scalar.flag(), "Leaky bucket only: what is admitted is told how long to wait, for an even flow."),
+    "queue": Field(Scalar.flag(), "Leaky bucket only: admitted requests get a time to wait, for an even flow."),
     "capacity": Field(
         Scalar.whole(1),
         "How many units may pass at once, instead of `burst`: it stays when a tier or an override changes the limit. "
         "With `refill_rate`, the bucket.",
     ),
-    "refill_rate": Field(_RATE, "Units that come back in each second, such as 10, 0.5 or '1/3'; with `capacity`."),
+    "refill_rate": Field(_RATE, "The units that come back per second, such as 10, 0.5 or '1/3'; with `capacity`."),
     "min_refill_interval_ms": Field(
         Scalar.whole(0, EXACT // 1000), "The bucket is refilled in steps this many milliseconds apart."
     ),
@@ -105,7 +104,7 @@ class Way:
 
     @property
     def sign(self) -> str:
-        """The field by which it is known."""
+        """The field that identifies it."""
         return self.needs[-1]
 
     @property
@@ -126,15 +125,15 @@ IN_PART = Way((), ("limit", "burst", "capacity", "window", "algorithm"))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuotaForm:
-    """A record of which some fields make up a quota, in one of several ways."""
+    """A record with the fields of a quota, in one of several ways."""
 
     record: Record
-    """Its `make` is called when the fields of the quota are right, even if others are not."""
+    """Its `make` is called when the fields of the quota are valid, even if others are not."""
     ways: tuple[Way, ...]
     as_text: bool = False
-    """Whether the text of a quota may stand for the whole."""
+    """Whether the value may be the text of a quota."""
     name: str = ""
-    """Under which the JSON Schema defines it, to refer to it where it is used."""
+    """The name of its definition in the JSON Schema."""
 
     def read(self, value: object, path: Path, findings: Findings) -> Any:
         make: Callable[..., Any] = self.record.make or quotas_of
@@ -158,7 +157,7 @@ class QuotaForm:
             if key not in way.fields:
                 others = ", ".join(name for name in way.fields if name != way.sign)
                 accepted = f"besides {way.sign!r}: {others or 'no other field of a quota'}"
-                findings.add((*path, key), f"{key!r} does not go with {way.sign!r}", accepted, at_key=True)
+                findings.add((*path, key), f"{key!r} cannot be combined with {way.sign!r}", accepted, at_key=True)
         misspelt = self.record.misspelt(value, findings) & ALL_OF_QUOTA
         missing = [name for name in way.needs if name not in value and name not in misspelt]
         if not given:
@@ -174,7 +173,7 @@ class QuotaForm:
         return {"$ref": f"#/$defs/{self.name}"} if self.name else self.definition()
 
     def definition(self) -> Schema:
-        """Return the schema itself, where a name refers to it elsewhere."""
+        """Return the schema itself, not a reference."""
         quota_fields = [name for name in self.record.fields if name in ALL_OF_QUOTA]
         ways = []
         for way in self.ways:
@@ -186,21 +185,20 @@ class QuotaForm:
 
 
 SECONDS = {"window_seconds": "window"}
-"""Another name of a field, as some documents have it."""
 ONE_LIMIT = (BY_WINDOW, BY_BUCKET, BY_TEXT)
 ALL_WAYS = (*ONE_LIMIT, SEVERAL)
 LIMIT = QuotaForm(Record("a limit", QUOTA_FIELDS, spellings=SECONDS), ONE_LIMIT, as_text=True, name="limit")
 LIMITS_FIELD = {
     "limits": Field(
         ListOf(LIMIT, "a list such as [{limit: 10, window: 1s}, {limit: 250, window: 1d}]"),
-        "Several limits that apply together, instead of one; each has fields of its own.",
+        "Several limits that apply together, instead of one; each with its own fields.",
     ),
 }
 ALL_OF_QUOTA = {**QUOTA_FIELDS, **LIMITS_FIELD}.keys()
 
 
 def way_of(given: Values, ways: tuple[Way, ...] = ALL_WAYS) -> Way:
-    """Return which way was meant, from the fields that are given."""
+    """Return the way that the given fields indicate."""
     for way in (SEVERAL, BY_TEXT, BY_BUCKET):
         if way.sign in given and way in ways:
             return way
@@ -219,23 +217,18 @@ def quotas_of(read: Values, path: Path, findings: Findings) -> tuple[Quota, ...]
         if None in parts:
             return None
         return _apart(tuple(quota for part in parts for quota in part), (*path, "limits"), findings)
-    percents = {name: read[name] for name in _THRESHOLDS if name in read}
+    given = {name: read[name] for name in way.fields if name in read}
     try:
-        if way is BY_TEXT:
-            quotas = _from_text(read["quota"], **percents)
-            return _apart(quotas, path if AS_TEXT in read else (*path, "quota"), findings)
-        if way is BY_BUCKET:
-            options = {name: read[name] for name in way.may if name in read}
-            return (_from_bucket(read["capacity"], read["refill_rate"], **options),)
-        return (_from_window(**{name: read[name] for name in way.fields if name in read}),)
+        quotas = _make(way, **given)
+        return _apart(quotas, path if AS_TEXT in read else (*path, way.sign), findings)
     except InvalidQuota as error:
         place = path if AS_TEXT in read else (*path, culprit(error, read, way.needs[0]))
-        findings.add(place, str(error), kind=_MEANING)
+        findings.reject(place, str(error))
         return None
 
 
 def culprit(error: UsageError, read: Values, otherwise: str) -> str:
-    """Return the field that an error is about, of those that are written."""
+    """Return the written field that an error is about."""
     return next((name for known in error.fields for name in _WRITTEN.get(known, (known,)) if name in read), otherwise)
 
 
@@ -244,32 +237,26 @@ _WRITTEN = {
     "refill_every_us": ("refill_every",),
     "burst": ("burst", "capacity"),
 }
-"""Where it is another one: the field that is written for an argument of a `Quota`."""
+"""The fields for arguments of a `Quota`, if their names differ."""
 
 
 def _apart(quotas: tuple[Quota, ...], path: Path, findings: Findings) -> tuple[Quota, ...] | None:
-    if len(quotas) != 1:
-        try:
-            Family("limits", quotas)
-        except InvalidQuota as error:
-            findings.add(path, str(error), kind=_MEANING)
-            return None
-    return quotas
+    is_apart = len(quotas) == 1 or findings.attempt(path, Family, "limits", quotas) is not None
+    return quotas if is_apart else None
 
 
 @lru_cache(maxsize=10_000)  # thousands of rules have a few quotas among them
-def _from_text(text: str, **percents: Any) -> tuple[Quota, ...]:
-    return tuple(replace(quota, **percents) if percents else quota for quota in Quota.parse(text))
+def _make(way: Way, **given: Any) -> tuple[Quota, ...]:
+    percents = {name: given.pop(name) for name in _THRESHOLDS if name in given}
+    if way is BY_TEXT:
+        quotas = Quota.parse(given["quota"])
+    elif way is BY_BUCKET:
+        quotas = (Quota.from_bucket(given.pop("capacity"), given.pop("refill_rate"), **given),)
+    else:
+        quotas = (_from_window(**given),)
+    return tuple([replace(quota, **percents) for quota in quotas]) if percents else tuple(quotas)
 
 
-@lru_cache(maxsize=10_000)
-def _from_bucket(capacity: int, rate: float | str, **options: Any) -> Quota:
-    percents = {name: options.pop(name) for name in _THRESHOLDS if name in options}
-    quota = Quota.from_bucket(capacity, rate, **options)
-    return replace(quota, **percents) if percents else quota
-
-
-@lru_cache(maxsize=10_000)
 def _from_window(
     limit: int,
     window: int | str,
@@ -283,24 +270,21 @@ def _from_window(
 ) -> Quota:
     if burst is not None and capacity is not None:
         raise InvalidQuota(BURST_OR_CAPACITY, fields=("burst",))
+    periods = None
     if calendar:
         if window not in CALENDAR_UNITS:
-            told = f"with a calendar, the window is one of {', '.join(CALENDAR_UNITS)}"
-            raise InvalidQuota(told, fields=("window",))
-        if algorithm not in {None, Algorithm.FIXED_WINDOW}:
-            told = f"only fixed_window follows a calendar, not the algorithm {algorithm}: leave it out"
-            raise InvalidQuota(told, fields=("algorithm",))
-        if burst or capacity is not None or refill_every != 1:
-            told = "a window of a calendar has a limit, and no burst, capacity or refill_every"
-            raise InvalidQuota(told, fields=("burst", "capacity", "refill_every"))
+            message = f"with a calendar, the window must be one of {', '.join(CALENDAR_UNITS)}"
+            raise InvalidQuota(message, fields=("window",))
+        if capacity is not None:
+            raise InvalidQuota("a window of a calendar has a limit, and no capacity", fields=("capacity",))
         periods = Calendar(str(window), "UTC" if calendar is True else calendar)
-        return replace(Quota.per(limit, periods), **options)
     return Quota(
         limit,
-        window_us(window),
+        window_us(window) if periods is None else periods.window_us,
         burst=capacity - limit if capacity is not None else burst or 0,
-        algorithm=algorithm or Algorithm.TOKEN_BUCKET,
+        algorithm=algorithm or (Algorithm.TOKEN_BUCKET if periods is None else Algorithm.FIXED_WINDOW),
         refill_every_us=refill_every,
+        calendar=periods,
         keeps_capacity=capacity is not None,
         **options,
     )

@@ -1,17 +1,16 @@
-"""Endpoint patterns, and all rules whose pattern and conditions a request meets, however many rules there are.
+"""Endpoint patterns, and the rules whose pattern and conditions match a request, independently of their number.
 
 A pattern is a path whose segments are literal, ``*`` or ``{name}`` (any one segment), and, as the last one, ``**`` (any
-number of further segments, also none). ``**`` alone matches everything. Literal segments are put into the canonical
-form of `headgate.policy.paths`, as are the paths that they are compared with.
+number of further segments, including none). ``**`` alone matches everything. Literal segments are put into the
+canonical form of `headgate.policy.paths`, like the paths of requests.
 
-The walk follows the literal child and the ``*`` child of each node it reaches. So a path of n segments reaches as many
-nodes as there are beginnings of patterns that match its beginning: nearly always one or two for each segment, 2^n only
-where patterns mix literals and ``*`` at every place in all ways.
+The walk follows the literal child and the ``*`` child of each node. It reaches as many nodes as there are prefixes of
+patterns that match a prefix of the path: nearly always one or two for each segment; 2^n only if patterns combine
+literals and ``*`` at each of n places in all ways.
 
-Where a pattern ends there are the rules that have it. Those that ask for the same things besides (for a method and the
-attribute "region", say) make a group, and within a group they are found by the values they ask for, all at once, in a
-dict. So the cost depends on how many different groups the request could meet, not on how many rules are
-in them.
+At the end of a pattern are its rules. Those with the same kinds of conditions (such as a method and the attribute
+"region") form a group, in which a dict finds them by the values of the conditions. So the cost depends on the number of
+groups that could match the request, not on the number of rules in them.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def parsed(pattern: str, *, ignore_case: bool = False) -> tuple[str, ...]:
 
 
 def matches(segments: tuple[str, ...], path: str) -> bool:
-    """Does a parsed pattern match a canonical path? For one pattern; a `Trie` answers for all at once."""
+    """Whether a parsed pattern matches a canonical path. For many patterns, use a `Trie`."""
     steps = segments_of(path)
     if segments and segments[-1] == REST:
         segments = segments[:-1]
@@ -68,15 +67,15 @@ def segments_of(path: str) -> list[str]:
 def _segment(text: str, *, is_last: bool) -> str:
     if text == REST:
         if not is_last:
-            raise InvalidRule("** stands for the rest, and only at the end")
+            raise InvalidRule("** matches the rest, and must be the last segment")
         return REST
     if text == ANY or _NAMED.fullmatch(text):
         return ANY
     if "*" in text or "{" in text or "}" in text:
-        raise InvalidRule(f"{short(text)} is neither literal nor * nor {{name}}, which stand for a whole segment each")
+        raise InvalidRule(f"{short(text)} is neither literal nor * nor {{name}}, each of which is a whole segment")
     for sign in "?#;":
         if sign in text:
-            raise InvalidRule(f"a path is matched without {sign}: leave it and what follows out")
+            raise InvalidRule(f"paths are matched without {sign}: remove it and the rest")
     segment = canonical_segment(text)
     if segment in {"", ".", ".."}:
         raise InvalidRule(f"no path has a segment {short(text)} once it is normalised")
@@ -84,83 +83,58 @@ def _segment(text: str, *, is_last: bool) -> str:
 
 
 class Conditions(NamedTuple):
-    """What a rule asks for besides its endpoint."""
+    """The conditions of a rule besides its endpoint; empty ones match everything."""
 
     methods: frozenset[str] = frozenset()
-    """In capitals; none: all."""
+    """In capitals."""
     tier: str = ""
-    """Empty: all."""
     when: Mapping[str, str] = {}
     """Facts that must be equal."""
 
 
-class _Group(Generic[T]):
-    """Rules that ask for the same things, by the values they ask for."""
-
-    __slots__ = ("_by_values", "_has_methods", "_has_tier", "_names")
-
-    def __init__(self, names: tuple[str, ...], *, has_methods: bool, has_tier: bool) -> None:
-        self._names = names
-        self._has_methods = has_methods
-        self._has_tier = has_tier
-        self._by_values: dict[tuple[str | None, ...], list[T]] = {}
-
-    def add(self, asked: Conditions, item: T) -> None:
-        values = [asked.when[name] for name in self._names]
-        for method in asked.methods or ("",):
-            self._by_values.setdefault((method, asked.tier, *values), []).append(item)
-
-    def collect(self, found: list[T], method: str, tier: str, facts: Mapping[str, str]) -> None:
-        first = method if self._has_methods else "", tier if self._has_tier else ""
-        found += self._by_values.get((*first, *[facts.get(name) for name in self._names]), ())
+_Shape = tuple[tuple[str, ...], bool, bool]
+"""The kinds of conditions of a group: the names of attributes, whether there are methods, and a tier."""
+_Group = tuple[_Shape, dict[tuple[str | None, ...], list[T]]]
+"""Entries with the same kinds of conditions, by their values."""
 
 
 class End(Generic[T]):
-    """Where a pattern ends: all that have this pattern."""
+    """All entries with the same pattern."""
 
-    __slots__ = ("_by_name", "_groups", "_unconditional", "_without_names", "entries", "values")
+    __slots__ = ("_by_name", "_unconditional", "_without_names", "entries")
 
     def __init__(self, entries: Mapping[T, Conditions]) -> None:
         self.entries = entries
         self._unconditional: list[T] = []
-        self._groups: dict[tuple[tuple[str, ...], bool, bool], _Group[T]] = {}
         self._without_names: list[_Group[T]] = []
-        """Groups that ask for no attribute."""
+        """Groups without attributes."""
         self._by_name: dict[str, list[_Group[T]]] = {}
-        """The other groups, by one of the attributes each asks for."""
-        self.values: dict[str, set[str]] = {}
-        """All values that are asked for, by name."""
-        for item, asked in entries.items():
-            self._add(asked, item)
-
-    def _add(self, asked: Conditions, item: T) -> None:
-        names = tuple(sorted(asked.when))
-        for name in names:
-            self.values.setdefault(name, set()).add(asked.when[name])
-        shape = names, bool(asked.methods), bool(asked.tier)
-        if not any(shape):
-            self._unconditional.append(item)
-            return
-        group = self._groups.get(shape)
-        if group is None:
-            group = self._groups[shape] = _Group(names, has_methods=shape[1], has_tier=shape[2])
-            (self._by_name.setdefault(names[0], []) if names else self._without_names).append(group)
-        group.add(asked, item)
+        """The other groups, by their first attribute."""
+        groups: dict[_Shape, dict[tuple[str | None, ...], list[T]]] = {}
+        for item, conditions in entries.items():
+            names = tuple(sorted(conditions.when))
+            shape = names, bool(conditions.methods), bool(conditions.tier)
+            if not any(shape):
+                self._unconditional.append(item)
+                continue
+            if shape not in groups:
+                group = shape, groups.setdefault(shape, {})
+                (self._by_name.setdefault(names[0], []) if names else self._without_names).append(group)
+            values = [conditions.when[name] for name in names]
+            for method in conditions.methods or ("",):
+                groups[shape].setdefault((method, conditions.tier, *values), []).append(item)
 
     def collect(self, found: list[T], method: str, tier: str, facts: Mapping[str, str]) -> None:
-        """Append to `found` all whose conditions are met by a method in capitals, a tier and facts."""
+        """Append to `found` the entries whose conditions match a method in capitals, a tier and facts."""
         found += self._unconditional
-        for group in self._without_names:
-            group.collect(found, method, tier, facts)
+        for (_, has_methods, has_tier), by_values in self._without_names:
+            found += by_values.get((method if has_methods else "", tier if has_tier else ""), ())
         by_name = self._by_name
-        if by_name:  # whichever is shorter; a group whose attribute is missing has nothing for us
+        if by_name:  # whichever is shorter; a group whose attribute is missing cannot match
             for name in facts if len(facts) < len(by_name) else by_name:
-                for group in by_name.get(name, ()):
-                    group.collect(found, method, tier, facts)
-
-
-Ends = tuple[End[T], ...]
-"""All that a path reaches: the same for all paths that the same patterns match."""
+                for (names, has_methods, has_tier), by_values in by_name.get(name, ()):
+                    values = [facts.get(each) for each in names]
+                    found += by_values.get((method if has_methods else "", tier if has_tier else "", *values), ())
 
 
 class _Node(Generic[T]):
@@ -191,12 +165,12 @@ class _Node(Generic[T]):
 
 
 class Trie(Generic[T]):
-    """Finds all whose pattern and conditions (methods, tier, attributes) a request meets; see `End.collect`.
+    """Finds all entries whose pattern and conditions (methods, tier, attributes) match a request.
 
     Args:
-        entries: parsed patterns, conditions, and what to find: things that are all different.
-        base: one whose entries this one has, too. It stays as it is; the two share what is the same.
-        without: patterns and things of the base that this one does not have.
+        entries: parsed patterns, conditions, and different items to find.
+        base: a trie whose entries this one has, too. It does not change; the two share equal parts.
+        without: patterns and items of the base that this one does not have.
     """
 
     __slots__ = ("_root",)
@@ -213,7 +187,7 @@ class Trie(Generic[T]):
         for segments, conditions, item in entries:
             by_pattern.setdefault(segments, ([], {}))[1][item] = conditions
         self._root: _Node[T] = _Node(None if base is None else base._root)  # noqa: SLF001  of the same class
-        own = {self._root}  # those that the base does not have
+        own = {self._root}  # nodes that the base does not have
         for segments, (fewer, more) in by_pattern.items():
             is_rest = segments[-1:] == (REST,)
             way = [self._root]
@@ -239,16 +213,16 @@ class Trie(Generic[T]):
                     parent.put(segment, None)
                 node = parent
 
-    def ends(self, path: str) -> Ends[T]:
-        """Return the ends of all patterns that match a canonical path."""
-        found: list[End[T]] = []
+    def find(self, path: str, method: str, tier: str, facts: Mapping[str, str]) -> list[T]:
+        """Return all items whose pattern matches a canonical path, and whose conditions match; see `End.collect`."""
+        found: list[T] = []
         segments = segments_of(path)
         ways = [(self._root, segments)]
         while ways:
             node, segments = ways.pop()
             for place, segment in enumerate(segments, 1):
                 if node.rest is not None:
-                    found.append(node.rest)
+                    node.rest.collect(found, method, tier, facts)
                 child = node.literal.get(segment)
                 if child is None:
                     child = node.wild
@@ -258,5 +232,8 @@ class Trie(Generic[T]):
                     ways.append((node.wild, segments[place:]))
                 node = child
             else:
-                found += [end for end in (node.here, node.rest) if end is not None]
-        return tuple(found)
+                if node.here is not None:
+                    node.here.collect(found, method, tier, facts)
+                if node.rest is not None:
+                    node.rest.collect(found, method, tier, facts)
+        return found

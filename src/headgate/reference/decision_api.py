@@ -1,15 +1,15 @@
-"""The OpenAPI document of the decision plane's HTTP API; docs/api.md says the same for people."""
+"""The OpenAPI document of the decision plane's HTTP API, which docs/api.md describes as well."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
+from importlib.resources import files
 
 import msgspec
 
 from headgate.reference.schemas import (
-    NUMBER,
     PROBLEM,
     STATE,
     TEXT,
@@ -17,13 +17,12 @@ from headgate.reference.schemas import (
     YES_OR_NO,
     Described,
     Json,
+    described,
     form,
     header,
-    items,
     list_of,
     problem_responses,
     problems,
-    record,
     ref,
     some,
     tags,
@@ -31,66 +30,62 @@ from headgate.reference.schemas import (
 
 _CHECKS, _PROXIES, _ENVOY, _WATCHING = "Checks", "Proxies", "Envoy", "Health and metrics"
 _TAGS = {
-    _CHECKS: "May this request pass? A check takes its cost from every limit that applies, or from none.",
-    _PROXIES: "For nginx, Traefik, Caddy and others that ask before they pass a request on.",
+    _CHECKS: "Decide whether a request may pass. A check takes its cost from every limit that applies, or from none.",
+    _PROXIES: "For nginx, Traefik, Caddy and other proxies with forward authentication.",
     _ENVOY: "Envoy's rate limit service as JSON. Envoy itself uses gRPC.",
     _WATCHING: "For orchestrators, load balancers and Prometheus.",
 }
 _ABOUT = """\
-May this request pass? Send what you know of it, its **principal** (user, address, API key), its path and its method,
-and act on `allowed` in the answer.
+To decide whether a request may pass, send its **principal** (user, address, API key), path and method, and act on
+`allowed` in the response.
 
-- Where the service asks callers for a key (`--caller-keys`), choose **Authorize** first: the key stays in this page,
-  and is gone when you close it. Health and metrics need none.
-- Errors are problem documents (RFC 9457), with a pointer to every field that is wrong.
+- If the service requires keys of its callers (`--caller-keys`), choose **Authorize** first. The key stays in this page
+  until you close it. Health and metrics need no key.
+- Errors are problem documents (RFC 9457), with a pointer to every invalid field.
 
-Rules, users and keys are changed by the admin API, which has a reference of its own: `/docs` on its port (8082 by
-default).
+The admin API changes rules, users and keys. Its reference is at `/docs` on its port, 8082 by default.
 """
 _QUESTION = {"principal": {"user": "u1", "ip": "203.0.113.9"}, "endpoint": "/api/v1/orders", "method": "POST"}
-_LIMIT_MEMBERS: dict[str, Described] = {
-    "allowed": (YES_OR_NO, True),
-    "limit": (WHOLE, 100),
-    "remaining": (WHOLE, 99),
-    "reset_at": (WHOLE, 1750000020),
-    "retry_after": (some(WHOLE), 0),
-    "rule_id": (TEXT, "orders-user"),
-    "state": (STATE, "normal"),
-}
-_LIMIT, _LIMIT_EXAMPLE = record(_LIMIT_MEMBERS)
-_DECISION, _DECISION_EXAMPLE = record(
+_TEXTS, _SOME = list_of(TEXT), some(WHOLE)
+_RESPONSES = described(
+    msgspec.json.decode((files(__package__) / "responses.json").read_bytes()),
     {
-        **_LIMIT_MEMBERS,
-        "limit": (some(WHOLE), 100),
-        "remaining": (some(WHOLE), 99),
-        "reset_at": (some(WHOLE), 1750000020),
-        "rule_id": (some(TEXT), "orders-user"),
-        "current_count": (some(WHOLE), 1),
-        "degraded": (YES_OR_NO, False),
-        "matched": (YES_OR_NO, True),
-        "reason": (TEXT, ""),
-        "delay": (NUMBER, 0.0),
-        "limits": (list_of(_LIMIT), [_LIMIT_EXAMPLE]),
-        "shadow": (list_of(_LIMIT), []),
-        "unmatched_principals": (list_of(TEXT), []),
+        **dict.fromkeys(("retry_after", "current_count"), _SOME),
+        **dict.fromkeys(("decision.limit", "decision.remaining", "decision.reset_at"), _SOME),
+        "decision.rule_id": some(TEXT),
+        "shadow": list_of(ref("limit")),
+        "unmatched_principals": _TEXTS,
+        "state": STATE,
+        "success": {**YES_OR_NO, "description": "Whether limits were reset."},
+        "reset.rules": {**_TEXTS, "description": "The rules whose limits were reset."},
+        "shared": {**_TEXTS, "description": "The rules that were skipped, because they count other callers too."},
+        "reset.reason": {**TEXT, "description": "The reason why nothing was reset."},
+        "rules.rules": {"type": "object", "description": "The content of a rules file."},
+        "descriptors.descriptors": list_of({"type": "object"}),
     },
-    charge=TEXT,
-    refusal=form({"status": WHOLE, "message": TEXT}),
-    exact=form({"allowed": YES_OR_NO, "verdict": TEXT, "version": WHOLE}),
+    {
+        "decision": {
+            "charge": TEXT,
+            "refusal": form({"status": WHOLE, "message": TEXT}),
+            "exact": form({"allowed": YES_OR_NO, "verdict": TEXT, "version": WHOLE}),
+        }
+    },
 )
+_DECISION, _DECISION_EXAMPLE = _RESPONSES["decision"]
+HOT_KEYS = _RESPONSES["hot_keys"]
 _VALUE = {"type": "string", "minLength": 1, "maxLength": 512}
-_TEXTS = {"type": "object", "additionalProperties": _VALUE}
+_BY_NAMES = {"type": "object", "additionalProperties": _VALUE}
 _COST = {**WHOLE, "minimum": 0, "maximum": 100_000, "default": 1, "description": "Units to take; 0 takes nothing."}
 _CANONICAL: Json = {
     "principal": {
-        **_TEXTS,
-        "description": "Who sends the request, by dimension: `user`, `ip`, `apikey` or a name of your own. Only "
-        "what you have verified; `{}` if nobody is known.",
+        **_BY_NAMES,
+        "description": "The caller, by dimension: `user`, `ip`, `apikey` or a name of your own. Include only verified "
+        "values; `{}` for an unknown caller.",
     },
     "endpoint": {**TEXT, "default": "/", "description": "The path as it was sent, not decoded."},
-    "method": {**TEXT, "description": "The HTTP method. Rules that name methods do not match without one."},
+    "method": {**TEXT, "description": "The HTTP method. Without it, rules with methods do not match."},
     "cost": _COST,
-    "attributes": {**_TEXTS, "description": "What else rules match with `when`, or count by."},
+    "attributes": {**_BY_NAMES, "description": "Other facts that rules match with `when`, or count by."},
 }
 _SHARED: Json = {
     "consume": {**YES_OR_NO, "default": True, "description": "false takes nothing."},
@@ -102,14 +97,14 @@ _SHARED: Json = {
     },
     "timestamp": {
         "type": ["number", "null"],
-        "description": "Unix time of the client, in seconds or milliseconds. More than 60 s from the clock of the "
-        "service is an error. It is never counted by.",
+        "description": "The client's Unix time, in seconds or milliseconds. A difference of more than 60 s from the "
+        "clock of the service is an error. It does not affect the decision.",
     },
-    "tier": {**TEXT, "description": "The tier of the principal, if you vouch for it."},
-    "rule_id": {**TEXT, "description": "Ask only this rule."},
-    "refundable": {**YES_OR_NO, "description": "true adds the `charge`, for a refund."},
-    "exact": {**YES_OR_NO, "description": "true adds the ruling to the answer, to the microsecond."},
-    "address": {**TEXT, "description": "The client's whole address, where `ip` is the network that it is counted by."},
+    "tier": {**TEXT, "description": "The verified tier of the principal."},
+    "rule_id": {**TEXT, "description": "Check only this rule."},
+    "refundable": {**YES_OR_NO, "description": "true adds a `charge` to the response, for a refund."},
+    "exact": {**YES_OR_NO, "description": "true adds exact values to the response, to the microsecond."},
+    "address": {**TEXT, "description": "The client's whole address, for lists, if `ip` is a network."},
 }
 _BY_RULE: Json = {
     "key_type": {**TEXT, "description": "The dimension of the rule: `user`, `ip`, `api_key` ..."},
@@ -143,7 +138,8 @@ _FORMS = [
 _CHARGE = {**TEXT, "description": "The `charge` of the check."}
 COMPONENTS: Json = {
     "question": {"description": "A request, in one of these forms.", "anyOf": _FORMS},
-    "decision": _DECISION | {"description": "Whether the request may pass, and how much is left."},
+    "limit": _RESPONSES["limit"][0],
+    "decision": _DECISION | {"description": "Whether the request may pass, and the remaining units."},
     "problem": PROBLEM,
     "batch": {
         "type": "object",
@@ -159,24 +155,24 @@ COMPONENTS: Json = {
     },
 }
 _PROBLEMS = {
-    400: ("The request cannot be understood.", "the body has an unknown member 'endpont'"),
+    400: ("The request is invalid.", "the body has an unknown member 'endpont'"),
     401: (
-        "The service asks callers for a key, and this is none of them.",
+        "The service requires a key, and it is missing or invalid.",
         "the caller is unknown: send Authorization: Bearer KEY, or X-Api-Key: KEY",
     ),
     403: ("The client is on the deny list, or the proxy is not trusted.", "This client is not admitted."),
-    405: ("The path has another method.", "/api/v1/rate-limit/check accepts POST, not GET"),
+    405: ("The path does not accept this method.", "/api/v1/rate-limit/check accepts POST, not GET"),
     413: ("The body is too large.", "the body has more than 131072 bytes"),
     429: ("The quota is exceeded.", "orders-user allows 100/minute. Retry in 12 s."),
     503: (
-        "The node protects itself, or the store is unavailable and this needs it.",
+        "The node is overloaded, or the store, which this operation needs, is unavailable.",
         "this node has too many requests in flight: try again, or use another node",
     ),
 }
 _OPEN = (405, 413)
-"""What every path may answer."""
+"""The refusals of all paths."""
 _KEPT = (*_OPEN, 401, 503)
-"""What paths may answer that callers may need a key for."""
+"""The refusals of paths that may require a key."""
 _ASKED = (*_KEPT, 400)
 
 
@@ -184,20 +180,20 @@ def _operation(
     tag: str,
     name: str,
     summary: str,
-    answers: dict[int, Json],
+    responses: dict[int, Json],
     refusals: Sequence[int] = _ASKED,
     *,
     body: Json | None = None,
     **more: object,
 ) -> Json:
-    """Return what one path has: one method, POST if that has a body."""
+    """Return the item of a path with one method: POST if it has a body, else GET."""
     found: Json = {
         "operationId": name,
         "summary": summary,
         "tags": [tag],
         "security": [{}, {"key": []}, {"header": []}] if 401 in refusals else [],
-        "responses": {str(status): answer for status, answer in answers.items()}
-        | problems(set(refusals) - answers.keys()),
+        "responses": {str(status): response for status, response in responses.items()}
+        | problems(set(refusals) - responses.keys()),
         **more,
     }
     if body is not None:
@@ -205,56 +201,36 @@ def _operation(
     return {"get" if body is None else "post": found}
 
 
-def _json(description: str, answer: Described) -> Json:
-    schema, example = answer
+def _json(description: str, response: Described) -> Json:
+    schema, example = response
     return {"description": description, "content": {"application/json": {"schema": schema, "example": example}}}
 
 
 def _status(description: str, status: str) -> Json:
-    return _json(description, record({"status": (TEXT, status)}, reason=TEXT, enforcement=TEXT))
+    return _json(description, (form({"status": TEXT}, reason=TEXT, enforcement=TEXT), {"status": status}))
 
 
-def _limited(description: str, code: str) -> Json:
-    return _json(description, record({"overallCode": (TEXT, code)}, statuses=list_of({"type": "object"})))
+def _limited_json(description: str, code: str) -> Json:
+    statuses = list_of({"type": "object"})
+    return _json(description, (form({"overallCode": TEXT}, statuses=statuses), {"overallCode": code}))
 
 
 def _ready(name: str) -> Json:
-    answers = {200: _status("It accepts requests.", "ready"), 503: _status("It ends soon.", "draining")}
+    responses = {200: _status("It accepts requests.", "ready"), 503: _status("It is shutting down.", "draining")}
     return _operation(
         _WATCHING,
         name,
         "Readiness",
-        answers,
+        responses,
         _OPEN,
-        description="Whether this node should be sent requests. While the store is unavailable it should: the status "
-        "is `degraded` then.",
+        description="Whether the node accepts requests. While the store is unavailable, it does, with the status "
+        "`degraded`.",
     )
 
 
-_DECIDED = _json("What was decided; a refusal has the status 200 too.", (ref("decision"), _DECISION_EXAMPLE))
-_RESULT: Described = (
-    {"anyOf": [ref("decision"), {"title": "An error", **form({"error": ref("problem")})}]},
-    _DECISION_EXAMPLE,
-)
-_RESET = record(
-    {
-        "success": ({**YES_OR_NO, "description": "Whether anything was reset."}, True),
-        "rules": ({**list_of(TEXT), "description": "The rules whose limits were reset."}, ["orders-user"]),
-        "shared": ({**list_of(TEXT), "description": "Rules that were left alone, since they count others too."}, []),
-        "reason": ({**TEXT, "description": "Why nothing was reset."}, ""),
-    }
-)
-_RULES = record(
-    {
-        "version": (WHOLE, 1),
-        "enforcing": (YES_OR_NO, True),
-        "rules": ({"type": "object", "description": "What a rules file has."}, {"version": 1, "rules": []}),
-    }
-)
-_HOT = items(record({"rule": (TEXT, "orders-user"), "key": (TEXT, "#5f2b9e2a4c1d7f30"), "per_second": (NUMBER, 41.5)}))
-HOT_KEYS = record(
-    {"workers": (WHOLE, 1), "half_life_seconds": (WHOLE, 10), "hot": _HOT, "denied": _HOT, "would_refuse": _HOT}
-)
+_DECIDED = _json("The decision. A refusal also has the status 200.", (ref("decision"), _DECISION_EXAMPLE))
+_RESULT = {"anyOf": [ref("decision"), {"title": "An error", **form({"error": ref("problem")})}]}
+_RESULTS: Described = form({"results": list_of(_RESULT)}), {"results": [_DECISION_EXAMPLE]}
 _METRICS = {
     "text/plain": {"schema": TEXT, "example": "# EOF\n"},
     "application/openmetrics-text": {"schema": TEXT},
@@ -264,7 +240,6 @@ _ENVOY_BODY: Json = {
     "schema": {"type": "object", "description": "A RateLimitRequest of Envoy, as JSON."},
     "example": _DESCRIPTORS,
 }
-_EXPLAINED = record({"descriptors": ({"type": "array", "items": {"type": "object"}}, [])})
 _CHECK = "/api/v1/rate-limit"
 PATHS: Json = {
     f"{_CHECK}/check": _operation(
@@ -272,7 +247,8 @@ PATHS: Json = {
         "check",
         "Check a request",
         {200: _DECIDED},
-        description="Takes the cost from all limits that apply if all of them admit the request; otherwise nothing.",
+        description="Takes the cost from all limits that apply if all of them admit the request; otherwise, takes "
+        "nothing.",
         body={
             "schema": ref("question"),
             "examples": {
@@ -285,7 +261,7 @@ PATHS: Json = {
                     "summary": "By name",
                     "value": {"identifier": "203.0.113.9", "dimension": "IP", "endpoint": "/api/v1/login", "cost": 1},
                 },
-                "peek": {"summary": "Without taking anything", "value": _QUESTION | {"consume": False}},
+                "peek": {"summary": "Without taking the cost", "value": _QUESTION | {"consume": False}},
             },
         },
         parameters=[
@@ -296,8 +272,8 @@ PATHS: Json = {
         _CHECKS,
         "check_batch",
         "Check several requests",
-        {200: _json("A decision or an error for each.", record({"results": items(_RESULT)}))},
-        description="Each is decided on its own; they are not all or nothing.",
+        {200: _json("A decision or an error for each request.", _RESULTS)},
+        description="The requests are independent: each may be admitted or refused.",
         body={"schema": ref("batch"), "example": {"requests": [_QUESTION]}},
     ),
     f"{_CHECK}/refund": _operation(
@@ -305,7 +281,7 @@ PATHS: Json = {
         "refund",
         "Refund a check",
         {200: _DECIDED},
-        description="The body is that of the check, with the `charge` of its answer. A charge acts once.",
+        description="The body is that of the check, with the `charge` of its response. A charge is refunded once.",
         body={
             "schema": ref("refund"),
             "example": {
@@ -318,9 +294,9 @@ PATHS: Json = {
         _CHECKS,
         "reset",
         "Reset limits",
-        {200: _json("What was reset.", _RESET)},
-        description="Forgets what was used of the limits that apply to the request; without an `endpoint`, of all "
-        "limits of its principals.",
+        {200: _json("The rules that were reset.", _RESPONSES["reset"])},
+        description="Resets the usage of the limits that apply to the request; without an `endpoint`, of all limits of "
+        "its principals.",
         body={"schema": ref("question"), "example": _QUESTION},
     ),
     f"{_CHECK}/rules": _operation(
@@ -328,11 +304,11 @@ PATHS: Json = {
         "rules_in_force",
         "Get the rules in force",
         {
-            200: _json("The rules, with an ETag.", _RULES),
-            304: {"description": "They are those that the client has."},
+            200: _json("The rules, with an ETag.", _RESPONSES["rules"]),
+            304: {"description": "The client has the current rules."},
         },
         _KEPT,
-        description="For clients that decide by them while the service is unavailable.",
+        description="For clients that decide locally while the service is unavailable.",
         parameters=[header("If-None-Match", "The ETag of the rules that the client has.")],
     ),
     "/api/v1/forward-auth": _operation(
@@ -341,7 +317,7 @@ PATHS: Json = {
         "Authorize a request for its proxy",
         {200: {"description": "The request may pass."}},
         (400, 401, 403, 413, 429, 503),
-        description="With any method. `--deny-status` sets another status of refusals, for nginx 403.",
+        description="Any method is accepted. `--deny-status` sets another status for refusals; nginx needs 401 or 403.",
         parameters=[
             header("X-Original-URI", "The path of the request; or X-Forwarded-Uri."),
             header("X-Original-Method", "The method of the request; or X-Forwarded-Method."),
@@ -352,22 +328,22 @@ PATHS: Json = {
         _ENVOY,
         "envoy_json",
         "Limit descriptors",
-        {200: _limited("Within all limits.", "OK"), 429: _limited("Over a limit.", "OVER_LIMIT")},
+        {200: _limited_json("Within all limits.", "OK"), 429: _limited_json("Over a limit.", "OVER_LIMIT")},
         body=_ENVOY_BODY,
     ),
     "/json/explain": _operation(
         _ENVOY,
         "envoy_explain",
         "Explain descriptors",
-        {200: _json("One for each descriptor; none if there are no such files.", _EXPLAINED)},
-        description="Which limits of Envoy's files apply, and what is left of them. Takes nothing.",
+        {200: _json("One item for each descriptor; none without files of Envoy.", _RESPONSES["descriptors"])},
+        description="Returns the limits of Envoy's files that apply, with the remaining hits. Takes nothing.",
         body=_ENVOY_BODY,
     ),
     "/rlconfig": _operation(
         _ENVOY,
         "envoy_limits",
         "List the limits of Envoy's files",
-        {200: {"description": "One in a line.", "content": {"text/plain": {"schema": TEXT, "example": ""}}}},
+        {200: {"description": "One limit in each line.", "content": {"text/plain": {"schema": TEXT, "example": ""}}}},
         _KEPT,
     ),
     "/healthz": _operation(_WATCHING, "healthz", "Liveness", {200: _status("The process runs.", "alive")}, _OPEN),
@@ -376,8 +352,8 @@ PATHS: Json = {
     "/hotkeys": _operation(
         _WATCHING,
         "hotkeys",
-        "Keys that are asked for and refused most",
-        {200: _json("Of all workers.", HOT_KEYS)},
+        "List the busiest and the most refused keys",
+        {200: _json("The keys of all workers.", HOT_KEYS)},
         _KEPT,
     ),
     "/metrics": _operation(
@@ -403,7 +379,7 @@ def document() -> bytes:
                 "schemas": COMPONENTS,
                 "responses": problem_responses(_PROBLEMS),
                 "securitySchemes": {
-                    "key": {"type": "http", "scheme": "bearer", "description": "A key of a caller."},
+                    "key": {"type": "http", "scheme": "bearer", "description": "A caller key."},
                     "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key", "description": "The same key."},
                 },
             },

@@ -35,7 +35,7 @@ _HEADERS = {
 
 
 class ReferenceFile(NamedTuple):
-    """A file as it is served. What is compressed is sent compressed, whatever a client accepts, as browsers all do."""
+    """A file as it is served. Compressed files are sent as they are: all browsers accept them."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -47,18 +47,19 @@ class ReferenceFile(NamedTuple):
 
 def reference_files(document: bytes) -> Mapping[str, ReferenceFile]:
     """Return what is served at each of the paths, with this OpenAPI document."""
-    return _static() | {DOCUMENT: _file(document, "application/json")}
+    return _static() | {DOCUMENT: served_file(document, "application/json")}
 
 
 @cache
 def _static() -> dict[str, ReferenceFile]:
     root = files("headgate.reference")
     return {
-        path: _file(root.joinpath(name).read_bytes(), kind, {"content-encoding": "gzip"} if ".gz" in name else {})
+        path: served_file(root.joinpath(name).read_bytes(), kind, {"content-encoding": "gzip"} if ".gz" in name else {})
         for path, (name, kind) in _FILES.items()
     }
 
 
-def _file(body: bytes, kind: str, more: Mapping[str, str] | None = None) -> ReferenceFile:
+def served_file(body: bytes, kind: str, more: Mapping[str, str] | None = None) -> ReferenceFile:
+    """Return a file that browsers cache by its ETag."""
     etag = f'"{sha256(body).hexdigest()[:32]}"'
     return ReferenceFile(body, {"content-type": kind, "etag": etag, **_HEADERS, **(more or {})})

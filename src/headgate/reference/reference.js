@@ -5,7 +5,7 @@ const follow = () => document.documentElement.classList.toggle("dark-mode", dark
 follow();
 dark.addEventListener("change", follow);
 
-// The search looks at all that is said of an operation; that of Swagger UI, at tags and paths.
+// The search covers all texts of an operation; that of Swagger UI, tags and paths.
 const textOf = (tag, each) => {
   const operation = each.get("operation");
   const texts = ["summary", "description", "operationId"].map((name) => operation.get(name));
@@ -50,7 +50,7 @@ const plugin = ({ React: { createElement: make } }) => {
       DeepLink: ({ text }) => make("span", null, text),  // a link within a button cannot be reached
     },
     wrapComponents: {
-      // A command is shown with a place for the key: whoever looks on, or gets a picture of it, does not see the key.
+      // A command is shown with a placeholder for the key, so that screenshots do not contain it.
       curl: (Original) => (props) => make(Original, {
         ...props,
         request: Object.entries(SECRETS).reduce((request, [name, shown]) =>

@@ -1,4 +1,4 @@
-"""What OpenAPI documents are made of: the schemas of values, each with an example of one."""
+"""Parts of OpenAPI documents: schemas, each with an example, and responses."""
 
 from __future__ import annotations
 
@@ -12,88 +12,80 @@ from headgate.web.problem import CONTENT_TYPE
 
 Json = dict[str, Any]
 Described: TypeAlias = tuple[Json, Any]
-"""The schema of something, and an example of it."""
+"""A schema, and an example of it."""
 
 TEXT: Json = {"type": "string"}
 WHOLE: Json = {"type": "integer"}
 NUMBER: Json = {"type": "number"}
 YES_OR_NO: Json = {"type": "boolean"}
 MOMENT: Json = {"type": "string", "format": "date-time"}
-STATE: Json = {"enum": ["normal", "warning", "throttled"]}
 _TYPES: dict[type, Json] = {str: TEXT, int: WHOLE, float: NUMBER, bool: YES_OR_NO, NoneType: {"type": "null"}}
 _MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]+Z")
+STATE: Json = {"enum": ["normal", "warning", "throttled"]}
 _MEANINGS = {
-    "action": "What was done.",
     "actor": "The key that made the change: its name and id.",
     "allowed": "Whether the request may pass.",
     "applies": "Whether the rule applies to the request.",
-    "at": "When it was done.",
-    "changes": "What changes, one by one.",
-    "charge": "Names what was taken, for a refund. It is there if the request has `refundable`.",
-    "created_at": "When it was created.",
-    "created_by": "The key that created it.",
-    "current_count": "What is taken of the limit now.",
-    "degraded": "Whether the store did not decide this; `reason` says why.",
+    "at": "The time of the change.",
+    "changes": "The changed objects.",
+    "charge": "The token of this charge, for a refund. Only if the request has `refundable`.",
+    "current_count": "Units of the limit that are in use.",
+    "degraded": "Whether the decision was made without the store; `reason` has the cause.",
     "delay": "Seconds to wait before acting on an admission to a queue.",
-    "denied": "The keys that are refused most.",
-    "detail": "What is wrong, and what would be right.",
+    "denied": "The most refused keys.",
+    "detail": "The error, and the accepted values.",
     "digest": "SHA-256 of this entry and the one before.",
     "dry_run": "Whether nothing was changed.",
-    "enforcing": "Whether rules refuse; otherwise each is a shadow.",
-    "errors": "Every field that is wrong.",
+    "enforcing": "Whether rules refuse requests; otherwise all are shadows.",
+    "errors": "All invalid fields.",
     "exact": "Whether the numbers are exact; otherwise they are estimates.",
     "expires_at": "When it stops being accepted; null for never.",
-    "half_life_seconds": "After so many seconds a past request counts half.",
-    "hot": "The keys that are asked for most.",
-    "in_force": "What counts now.",
+    "half_life_seconds": "The time in seconds after which a request counts half.",
+    "hot": "The busiest keys.",
+    "in_force": "The limit in force.",
     "key_id": "The public part of the key.",
     "last_used_at": "When the key was used last; null for never.",
     "limit": "Units in one window, or the capacity of a bucket.",
-    "limits": "Each limit that was looked at.",
+    "limits": "All limits of the request.",
     "matched": "Whether any rule matched. If none did, the request passes.",
     "next": "The `offset` of the next page; null on the last one.",
-    "not_counted": "Why there are no figures for a rule.",
+    "not_counted": "Quotas whose usage is not counted.",
     "overrides": "Changes of rules for this user alone, by the id of the rule.",
     "per_second": "Requests per second.",
     "pointer": "Where the field is in the request, a JSON pointer.",
-    "principals": "How many principals were counted.",
+    "principals": "The number of counted principals.",
     "quota": "The limit in words.",
     "reason": "Why.",
     "remaining": "Units that are left.",
     "request_id": "The `X-Request-Id` of the request.",
-    "reset_after": "Seconds until nothing counts as used.",
-    "reset_at": "Unix time in seconds: when nothing counts as used any more.",
-    "results": "A decision or an error for each request, in their order.",
-    "retry_after": "Seconds until the same request would pass; 0 when allowed, null if waiting does not help.",
+    "reset_after": "Seconds until the usage is zero.",
+    "reset_at": "Unix time in seconds at which the usage is zero.",
+    "retry_after": "Seconds until the same request passes; 0 if it is allowed, null if waiting does not help.",
     "revision": "The revision of the rules; each change makes a new one.",
     "revoked_at": "When it was revoked; null if it is not.",
     "role": "What the key may do; each role includes those before it.",
     "rule_id": "The id of the rule.",
-    "shadow": "What shadow rules would have decided; they refuse nothing.",
-    "source": "What set the limit: the rule, a tier or an override.",
-    "state": "`warning` from 80 % used until it is below 70 %, `throttled` on refusal.",
-    "status": "The HTTP status of this answer, or the state of the service.",
+    "shadow": "The decisions of shadow rules, which refuse nothing.",
+    "source": "Where the limit comes from: the rule, a tier or an override.",
+    "state": "`warning` from 80 % usage until it falls below 70 %; `throttled` after a refusal.",
+    "status": "The HTTP status of this response, or the state of the service.",
     "tenant": "The tenant of the consumer; empty if it has none.",
     "tier": "The tier of the user or consumer.",
-    "title": "The name of the status.",
-    "total": "How many there are on all pages.",
-    "unmatched_principals": "Names of principals that no rule and no list knows. Perhaps one is misspelt.",
-    "updated_at": "When it was changed last.",
-    "version": "It grows with every change.",
-    "warnings": "What is odd about the change, which was made.",
-    "would_refuse": "The keys that shadow rules would refuse most.",
-    "workers": "How many processes were counted.",
+    "total": "The number of items on all pages.",
+    "unmatched_principals": "Principals that no rule and no list uses. Perhaps one is misspelt.",
+    "version": "Increases with every change.",
+    "warnings": "Warnings about the change, which was made.",
+    "would_refuse": "The keys that shadow rules would refuse most often.",
+    "workers": "The number of worker processes.",
 }
-"""Members that mean the same wherever they are."""
+"""Members with the same meaning everywhere."""
 
 
 def ref(name: str) -> Json:
-    """Return the schema that stands under a name."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def list_of(items: Json) -> Json:
-    """Return the schema of a list."""
     return {"type": "array", "items": items}
 
 
@@ -111,26 +103,11 @@ def form(required: Mapping[str, Json], **optional: Json) -> Json:
     return {"type": "object", "required": list(required), "properties": members}
 
 
-def record(members: Mapping[str, Described], **optional: Json) -> Described:
-    """Return such an object, and an example of it without the optional members."""
-    schemas = {name: schema for name, (schema, _) in members.items()}
-    return form(schemas, **optional), {name: example for name, (_, example) in members.items()}
+def described(examples: Json, known: Json, optional: Mapping[str, Json] | None = None) -> dict[str, Described]:
+    """Return the schemas that follow from examples, by name, and the examples.
 
-
-def items(of: Described) -> Described:
-    """Return a list with one item."""
-    schema, example = of
-    return list_of(schema), [example]
-
-
-def described(name: str, examples: Json, known: Json, optional: Mapping[str, Json]) -> Described:
-    """Return the schema that follows from an example, and the example.
-
-    Args:
-        name: of the example; with dots, of a part of it.
-        examples: all, by name. Text such as ``=NAME`` in one stands for another, whose schema has that name.
-        known: schemas that one example does not show, by the ends of such names.
-        optional: by name: members that are not always there.
+    A text such as ``=limit`` stands for the example of that name, whose schema is a component of the document. `known`
+    has what one example does not show, by the ends of paths; `optional` the members that are not always there.
     """
 
     def of(value: Any, at: str) -> Described:
@@ -138,8 +115,8 @@ def described(name: str, examples: Json, known: Json, optional: Mapping[str, Jso
             return ref(value[1:]), of(examples[value[1:]], value[1:])[1]
         if isinstance(value, dict):
             found = {key: of(each, f"{at}.{key}") for key, each in value.items()}
-            schemas, others = {key: schema for key, (schema, _) in found.items()}, optional.get(at, {})
-            required = {key: schema for key, schema in schemas.items() if key not in others}
+            others = (optional or {}).get(at, {})
+            required = {key: schema for key, (schema, _) in found.items() if key not in others}
             schema, value = form(required, **others), {key: example for key, (_, example) in found.items()}
         elif isinstance(value, list):
             some = [of(each, at) for each in value]
@@ -150,11 +127,10 @@ def described(name: str, examples: Json, known: Json, optional: Mapping[str, Jso
         ends = [".".join(parts[start:]) for start in range(len(parts))]
         return next((known[end] for end in ends if end in known), schema), value
 
-    return of(examples[name], name)
+    return {name: of(example, name) for name, example in examples.items()}
 
 
 def header(name: str, description: str, schema: Json = TEXT) -> Json:
-    """Return a parameter that is a header."""
     return {"name": name, "in": "header", "description": description, "schema": schema}
 
 

@@ -1,1 +1,1 @@
-"""Access logs as evidence: reading them, deciding again what they recorded, and the limits that they suggest."""
+"""Access logs: reading them, replaying them by rules, and suggesting limits."""

@@ -24,7 +24,7 @@ def levels_for(encoding: str | None) -> str:
 
 
 def columns(counts: Sequence[int], most: int) -> tuple[list[int], int]:
-    """Return the counts as at most so many columns, and how many buckets each column stands for."""
+    """Sum the counts to at most `most` columns; return them and the number of buckets in each."""
     each = -(-len(counts) // most) or 1
     return [sum(counts[start : start + each]) for start in range(0, len(counts), each)], each
 
@@ -52,7 +52,7 @@ class Plot:
         self._room = max(1, width - self._margin - 2)
 
     def buckets_each(self, buckets: int) -> int:
-        """Return how many buckets of time a column stands for, where there are so many of them."""
+        """Return the number of buckets in a column, given their total number."""
         return columns([0] * buckets, self._room)[1]
 
     def rows(self, counts: Sequence[int], height: int) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from headgate.core.errors import UsageError
-from headgate.replay.entry import NOTHING, Entry, Parser, entry, located, moment, portless, requested, since_epoch
+from headgate.replay.entry import Entry, Parser, moment, parse_request_line, parse_target, since_epoch, strip_port
 
 APIKEY = "apikey"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -58,17 +58,15 @@ _REQUIRED = {"at": "time of a request", "path": "path of a request"}
 _SECONDS = "seconds"
 """The column with the time of day, if separate from the date."""
 _DELIMITERS = ",\t;|"
-_TEXTS = (str, int, float)
 Read: TypeAlias = Callable[[str], Any]
-"""Returns the value of a role in the current line, or None."""
+"""Returns the value of a field in the current line, or None."""
 
 
 def json_lines(_: str, columns: Mapping[str, str]) -> Parser:
-    """Return a parser of lines that are JSON objects."""
     decode = msgspec.json.Decoder(dict[str, Any]).decode
-    names = {role: (columns[role],) if role in columns else known for role, known in COLUMNS.items()}
-    paths = {role: [_steps(name) for name in known] for role, known in names.items()}
-    others = {name: [_steps(column)] for name, column in columns.items() if name not in COLUMNS or name == APIKEY}
+    names = {**COLUMNS, **{name: (column,) for name, column in columns.items()}}
+    paths = {name: [_steps(each) for each in known] for name, known in names.items()}
+    others = _others(names)
 
     def parse(line: str) -> Entry:
         try:
@@ -76,13 +74,7 @@ def json_lines(_: str, columns: Mapping[str, str]) -> Parser:
         except (msgspec.DecodeError, RecursionError) as error:
             raise ValueError(f"not a JSON object: {error}") from None
 
-        def value(role: str) -> Any:
-            return _first(record, paths[role])
-
-        named = {name: text for name, path in others.items() if (text := _text(_first(record, path)))}
-        if APIKEY not in named and (key := _text(value(APIKEY))):
-            named[APIKEY] = key
-        return _entry(value, named or NOTHING)
+        return _entry(lambda name: _first(record, paths[name]), others)
 
     return parse
 
@@ -90,8 +82,7 @@ def json_lines(_: str, columns: Mapping[str, str]) -> Parser:
 def delimited(header: str, columns: Mapping[str, str]) -> Parser:
     """Return a parser of CSV whose first line names the columns. Raises ValueError."""
     delimiter = max(_DELIMITERS, key=header.count)
-    names = _split(header, delimiter)
-    parse = _by_position(names, columns)
+    parse = _by_position(_split(header, delimiter), columns)
 
     def parsed(line: str) -> Entry | None:
         return None if line == header else parse(_split(line, delimiter))
@@ -122,29 +113,28 @@ def _by_position(names: Sequence[str], columns: Mapping[str, str]) -> Callable[[
     """Return a function from the values of these columns to an entry. Raises ValueError, or UsageError."""
     found = _places(names, columns)
     seconds = found.pop(_SECONDS, None)
-    others = [(name, place) for name, place in found.items() if name not in COLUMNS or name == APIKEY]
-    count = len(names)
+    others, count = _others(found), len(names)
 
     def parse(values: Sequence[str]) -> Entry:
         if len(values) != count:
             raise ValueError(f"{len(values)} columns instead of {count}")
 
-        def value(role: str) -> str | None:
-            place = found.get(role)
+        def value(name: str) -> str | None:
+            place = found.get(name)
             if place is None:
                 return None
-            if role == "at" and seconds is not None:
-                return f"{values[place]} {values[seconds]}"
-            return values[place]
+            return f"{values[place]} {values[seconds]}" if name == "at" and seconds is not None else values[place]
 
-        named = {name: text for name, place in others if (text := _text(values[place]))}
-        return _entry(value, named or NOTHING)
+        return _entry(value, others)
 
     return parse
 
 
+def _others(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name not in COLUMNS or name == APIKEY]
+
+
 def _places(names: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
-    """Return the position of each field. Raises ValueError if fields are missing, UsageError for wrong `columns`."""
     places = {name.strip().casefold(): place for place, name in reversed([*enumerate(names)])}
     found = {
         role: places[name.casefold()]
@@ -157,7 +147,7 @@ def _places(names: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
     for role, name in columns.items():
         if name.casefold() not in places:
             wrong = UsageError if found else ValueError  # without known columns, the line is probably not a header
-            raise wrong(f"no column {name!r} for {role}; there are: {', '.join(names)[:500]}")
+            raise wrong(f"no column {name!r} for {role}; the columns are: {', '.join(names)[:500]}")
         found[role] = places[name.casefold()]
     if "at" in columns:
         found.pop(_SECONDS, None)
@@ -167,32 +157,28 @@ def _places(names: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
     return found
 
 
-def _entry(value: Read, fields: Mapping[str, str]) -> Entry:
-    """Return the entry for the values of the roles. Raises ValueError."""
-    at, host, method = value("at"), _text(value("host")), _text(value("method"))
-    target = _text(value("path"))
-    if target:
-        path, named = located(target)
+def _entry(value: Read, others: Iterable[str]) -> Entry:
+    """Return the entry for the values of the fields. Raises ValueError."""
+    at, method = value("at"), _text(value("method"))
+    if target := _text(value("path")):
+        path, host = parse_target(target)
     elif request := _text(value("request")):
-        method, path, named = requested(request)
+        method, path, host = parse_request_line(request)
     else:
-        raise ValueError("no path of a request in it")
-    if at is None or not isinstance(at, _TEXTS) or at in {"", "-"}:
-        raise ValueError("no time of a request in it")
-    when = moment(at.strip()) if isinstance(at, str) else since_epoch(at)
+        raise ValueError("the line has no path of a request")
+    if not isinstance(at, str | int | float) or at in {"", "-"}:
+        raise ValueError("the line has no time of a request")
     status = _text(value("status"))
-    return entry(
-        (
-            when,
-            portless(_text(value("address"))),
-            _text(value("user")),
-            method,
-            path,
-            portless(host) or named,
-            int(float(status)) if status.replace(".", "", 1).isdecimal() else 0,
-            _text(value("agent")),
-            fields,
-        )
+    return Entry(
+        moment(at.strip()) if isinstance(at, str) else since_epoch(at),
+        strip_port(_text(value("address"))),
+        _text(value("user")),
+        method,
+        path,
+        strip_port(_text(value("host"))) or host,
+        int(float(status)) if status.replace(".", "", 1).isdecimal() else 0,
+        _text(value("agent")),
+        {name: text for name in others if (text := _text(value(name)))},
     )
 
 
@@ -202,7 +188,7 @@ def _text(value: Any) -> str:
         value = value[0] if value else None
     if isinstance(value, str):
         return "" if value == "-" else value
-    return str(value) if isinstance(value, _TEXTS) and not isinstance(value, bool) else ""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 
 def _steps(name: str) -> tuple[str, tuple[str, ...]]:
@@ -212,7 +198,6 @@ def _steps(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _first(record: Mapping[str, Any], names: Iterable[tuple[str, tuple[str, ...]]]) -> Any:
-    """Return the value of the first name that a record has, or None."""
     for name, steps in names:
         value = record.get(name)
         if value is None and steps:

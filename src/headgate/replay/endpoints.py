@@ -31,8 +31,6 @@ _SERVED = frozenset({0, 304, 402, 409, 422, 429})
 
 
 class Endpoint:
-    """A method and a pattern of paths."""
-
     __slots__ = ("_merged", "method", "pattern", "requests")
 
     def __init__(self, method: str, pattern: str) -> None:
@@ -49,7 +47,6 @@ class Endpoint:
         return found
 
     def merge_into(self, other: Endpoint) -> None:
-        """Move the requests of this endpoint to another."""
         other.requests += self.requests
         self._merged = other
 
@@ -115,7 +112,7 @@ class Endpoints:
         return found
 
     def _child(self, node: _Node, segment: str, status: int) -> _Node | None:
-        """Return the node for a segment without a node of its own."""
+        """Return the node for a segment that has none yet."""
         name = ANY if (ANY in node.children and node.full) or _IDENTIFIER(segment) else segment
         name = REST if segment == REST else name
         found = node.children.get(name)

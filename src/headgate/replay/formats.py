@@ -8,16 +8,7 @@ from __future__ import annotations
 
 import re
 
-from headgate.replay.entry import (
-    NOTHING,
-    Entry,
-    clf_time,
-    entry,
-    moment,
-    portless,
-    requested,
-    unescaped,
-)
+from headgate.replay.entry import Entry, clf_time, moment, parse_request_line, strip_port, unescape
 
 _QUOTED = r'"((?:[^"\\]|\\.)*)"'
 _COMBINED = re.compile(
@@ -43,18 +34,15 @@ def combined(line: str) -> Entry:
         return _combined(line)
     if path[:1] != "/" or protocol[:5] != "HTTP/" or date[:1] != "[" or zone[-1:] != "]" or "\\" in line:
         return _combined(line)
-    return entry(
-        (
-            clf_time(f"{date[1:]} {zone[:-1]}"),
-            "" if address in {"-", "unix:"} else address,
-            "" if user == "-" else user,
-            method,
-            path.partition("?")[0] if "?" in path else path,
-            "",
-            status,
-            _known(more[2]) if len(more) > 2 else "",
-            NOTHING,
-        )
+    return Entry(
+        clf_time(f"{date[1:]} {zone[:-1]}"),
+        "" if address in {"-", "unix:"} else address,
+        "" if user == "-" else user,
+        method,
+        path.partition("?")[0] if "?" in path else path,
+        "",
+        status,
+        _known(more[2]) if len(more) > 2 else "",
     )
 
 
@@ -63,11 +51,9 @@ def _combined(line: str) -> Entry:
     if match is None:
         raise ValueError("not a line of this format")
     address, _, user, date, request, status, _, agent = match.groups()
-    method, path, host = requested(unescaped(request))
-    who = unescaped(_known(user))
-    return entry(
-        (clf_time(date), portless(address), who, method, path, host, _status(status), unescaped(_known(agent)), NOTHING)
-    )
+    method, path, host = parse_request_line(unescape(request))
+    user, agent = unescape(_known(user)), unescape(_known(agent))
+    return Entry(clf_time(date), strip_port(address), user, method, path, host, _status(status), agent)
 
 
 def vhost_combined(line: str) -> Entry:
@@ -76,7 +62,7 @@ def vhost_combined(line: str) -> Entry:
     if match is None:
         raise ValueError("no virtual host and port at the start")
     found = combined(line[match.end() :])
-    return entry((*found[:5], match[1].strip("[]"), *found[6:]))
+    return found._replace(host=match[1].strip("[]"))
 
 
 def envoy(line: str) -> Entry:
@@ -89,22 +75,19 @@ def envoy(line: str) -> Entry:
     if len(parts) not in {13, 15} or parts[0][:1] != "[" or parts[0][-2:] != "] ":
         raise ValueError("not a line of this format, or quotes inside a field")
     forwarded, agent, _, authority, _ = parts[-10::2]
-    method, path, host = requested(parts[1])
+    method, path, host = parse_request_line(parts[1])
     address = forwarded.rpartition(",")[2].strip()
     if address in {"-", ""} and len(parts) == 15:
         address = "".join(parts[-1].split(" ")[_ISTIO_ADDRESS : _ISTIO_ADDRESS + 1])
-    return entry(
-        (
-            moment(parts[0][1:-2]),
-            portless(address),
-            "",
-            method,
-            path,
-            portless(authority) or host,
-            _status(parts[2].strip().partition(" ")[0]),
-            _known(agent),
-            NOTHING,
-        )
+    return Entry(
+        moment(parts[0][1:-2]),
+        strip_port(address),
+        "",
+        method,
+        path,
+        strip_port(authority) or host,
+        _status(parts[2].strip().partition(" ")[0]),
+        _known(agent),
     )
 
 
@@ -115,20 +98,17 @@ def alb(line: str) -> Entry:
     if len(parts) != 12 or parts[0] not in _ALB_TYPES:
         raise ValueError("not a line of this format")
     request, agent, *_ = rest.split('" "', 1) if '" "' in rest else (rest, "")
-    method, path, host = requested(request)
+    method, path, host = parse_request_line(request)
     address, _, _ = parts[3].rpartition(":")
-    return entry(
-        (
-            moment(parts[1]),
-            address.strip("[]"),
-            "",
-            method,
-            path,
-            host,
-            _status(parts[8]),
-            _known(agent.partition('"')[0]),
-            NOTHING,
-        )
+    return Entry(
+        moment(parts[1]),
+        address.strip("[]"),
+        "",
+        method,
+        path,
+        host,
+        _status(parts[8]),
+        _known(agent.partition('"')[0]),
     )
 
 

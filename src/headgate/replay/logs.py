@@ -13,13 +13,16 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from heapq import heappop, heappush
-from io import BufferedReader
+from functools import partial
+from heapq import merge
+from io import BufferedIOBase, BufferedReader
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol, cast
+from typing import IO, NamedTuple, cast
 
-from headgate.core.errors import UsageError, not_installed
-from headgate.core.numbers import printable
+from headgate.core.errors import UsageError
+from headgate.messages import not_installed, printable
 from headgate.replay import columns as by_name
 from headgate.replay import formats
 from headgate.replay.entry import Entry, Parser
@@ -32,7 +35,7 @@ else:
     except ModuleNotFoundError:
         zstd = None  # type: ignore[assignment]
 
-__all__ = ["AUTO", "FORMATS", "STDIN", "Entry", "LogReader", "MergedLogs", "Unread", "UnreadLine"]
+__all__ = ["AUTO", "FORMATS", "STDIN", "Entry", "LogReader", "MergedLogs", "UnreadLine"]
 AUTO, STDIN = "auto", "-"
 _BLOCK = 1 << 18
 """Bytes per read or decompression. Longer lines are skipped."""
@@ -45,8 +48,6 @@ _BROKEN: tuple[type[Exception], ...] = (EOFError, OSError, zlib.error, *([zstd.Z
 
 
 class Format(NamedTuple):
-    """One format of access logs."""
-
     about: str
     begin: Callable[[str, Mapping[str, str]], Parser]
     """Takes the first line and the names of columns; raises ValueError for another format."""
@@ -54,8 +55,6 @@ class Format(NamedTuple):
 
 
 def _text(parse: Callable[[str], Entry]) -> Callable[[str, Mapping[str, str]], Parser]:
-    """Return the `begin` of a format without header and named columns."""
-
     def begin(line: str, _: Mapping[str, str]) -> Parser:
         parse(line)
         return parse
@@ -88,23 +87,6 @@ class UnreadLine(NamedTuple):
     excerpt: str
 
 
-class Unread:
-    """The number of lines that could not be parsed, and the first of them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: list[UnreadLine] = []
-
-    def add(self, file: str, line: int, why: str, excerpt: str = "") -> None:
-        self.count += 1
-        if len(self.first) < _SHOWN:
-            self.first.append(UnreadLine(file, line, why, printable(excerpt[:_EXCERPT])))
-
-
-class _Readable(Protocol):
-    def read1(self, size: int, /) -> bytes: ...
-
-
 class _Counted:
     """A file that counts the bytes read from it."""
 
@@ -112,126 +94,119 @@ class _Counted:
         self._file, self._reader = file, reader
 
     def read(self, size: int, /) -> bytes:
-        data = self._file.read(size)
-        self._reader.read_bytes += len(data)
-        return data
+        return self._count(self._file.read(size))
 
     def read1(self, size: int, /) -> bytes:
-        data = self._file.read1(size)
+        return self._count(self._file.read1(size))
+
+    def _count(self, data: bytes) -> bytes:
         self._reader.read_bytes += len(data)
         return data
 
 
 class LogReader:
-    """Reads the requests of access logs, file by file.
+    """Reads the requests of an access log.
 
     Args:
-        paths: the files; `-` is the standard input. They may be compressed with gzip or zstd.
-        format: one of `FORMATS`; `auto` detects it from the first lines of each file.
+        path: the file; `-` is the standard input. It may be compressed with gzip or zstd.
+        format: one of `FORMATS`; `auto` detects it from the first lines.
         columns: the column of CSV, JSON lines or W3C logs for a field of `Entry` or, under another name, for one of its
             `fields`: ``{"user": "x_user_id", "region": "cf_region"}``.
 
-    Raises UsageError if a file cannot be opened, or, while reading, if its format is unknown.
+    Raises UsageError if the file cannot be opened, or, while reading, if its format is unknown.
     """
 
-    def __init__(self, paths: Sequence[str], *, format: str = AUTO, columns: Mapping[str, str] | None = None) -> None:  # noqa: A002
+    def __init__(self, path: str, *, format: str = AUTO, columns: Mapping[str, str] | None = None) -> None:  # noqa: A002
         if format != AUTO and format not in FORMATS:
             raise UsageError(f"unknown format {format!r}; {_names()}")
         if columns and format != AUTO and not FORMATS[format].has_names:
             raise UsageError(f"format {format} has no named fields: columns require json, csv or w3c")
-        if not paths:
-            raise UsageError("no access log given; - is the standard input")
-        self._paths, self._format, self._columns = tuple(paths), format, dict(columns or {})
-        sizes = [_size(path) for path in self._paths]
-        self.total_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
-        """Stored size of all files; None if unknown in advance."""
+        self._path, self._format, self._columns = path, format, dict(columns or {})
+        self._name = "stdin" if path == STDIN else path
+        self.total_bytes = _size(path)
+        """Stored size of the file; None if unknown in advance."""
         self.read_bytes = 0
-        self.unread = Unread()
-        self._parser: Parser | None = None
+        self.unread_count = 0
+        """The number of lines that could not be parsed."""
+        self.unread_first: list[UnreadLine] = []
 
     def __iter__(self) -> Iterator[Entry]:
-        """Iterate over the requests; invalid lines are counted in `unread`."""
-        for path in self._paths:
-            name, number, parse = "stdin" if path == STDIN else path, 0, None
-            for lines in self._lines(path, name):
-                if parse is None:
-                    parse = self._recognised(lines, name)
-                if parse is None:  # no line of the block can be parsed
-                    number += len(lines)
+        """Iterate over the requests; lines that cannot be parsed are counted."""
+        number, parse = 0, None
+        for lines in self._lines():
+            if parse is None:
+                parse = self._detect(lines)
+            if parse is None:  # all lines of the block are empty
+                number += len(lines)
+                continue
+            for line in lines:
+                number += 1
+                try:
+                    found = parse(line)
+                except (ValueError, OverflowError) as error:
+                    if line and not line.isspace():
+                        self._skip(number, str(error), line)
                     continue
-                for line in lines:
-                    number += 1
-                    try:
-                        found = parse(line)
-                    except (ValueError, OverflowError) as error:
-                        if line and not line.isspace():
-                            self.unread.add(name, number, str(error), line)
-                        continue
-                    if found is not None:
-                        yield found
+                if found is not None:
+                    yield found
 
-    def _recognised(self, lines: Sequence[str], name: str) -> Parser | None:
-        """Return the parser for a block of lines; None if all are empty. Raises UsageError."""
+    def _skip(self, number: int, why: str, line: str | bytes = "") -> None:
+        self.unread_count += 1
+        if len(self.unread_first) < _SHOWN:
+            excerpt = line[:_EXCERPT]
+            text = excerpt if isinstance(excerpt, str) else excerpt.decode("utf-8", "replace")
+            self.unread_first.append(UnreadLine(self._name, number, why, printable(text)))
+
+    def _detect(self, lines: Sequence[str]) -> Parser | None:
+        """Return the parser for the first lines of the file; None if all are empty. Raises UsageError."""
+        name = self._name
         written = [line for line in lines if line and not line.isspace()]
+        why = ""
         for line in written:
-            found = self._begun(line, name)
-            if found is not None:
-                self._parser = found
-                return found
-        if not written or self._parser is not None:  # keep the previous file's parser, so that each line is counted
-            return self._parser if written else None
+            for kind in [FORMATS[self._format]] if self._format != AUTO else FORMATS.values():
+                try:
+                    parse = kind.begin(line, self._columns)
+                except UsageError as error:
+                    raise UsageError(f"{name}: {error}") from None
+                except (ValueError, OverflowError) as error:
+                    why = why or str(error)
+                    continue
+                if self._columns and not kind.has_names:
+                    raise UsageError(f"{name}: no named fields: columns require json, csv or w3c")
+                return parse
+        if not written:
+            return None
         shown = repr(printable(written[0][:_EXCERPT]))
         if self._format != AUTO:
-            raise UsageError(f"{name}: not in format {self._format} ({self._why(written[0])}): {shown}")
+            raise UsageError(f"{name}: not in format {self._format} ({why}): {shown}")
         raise UsageError(f"{name}: unknown format: {shown}\n{_names()}")
 
-    def _begun(self, line: str, name: str) -> Parser | None:
-        """Return the parser for a line; None if no format matches. Raises UsageError."""
-        for kind in FORMATS.values() if self._format == AUTO else [FORMATS[self._format]]:
-            try:
-                found = kind.begin(line, self._columns)
-            except UsageError as error:
-                raise UsageError(f"{name}: {error}") from None
-            except (ValueError, OverflowError):
-                continue
-            if self._columns and not kind.has_names:
-                raise UsageError(f"{name}: no named fields: columns require json, csv or w3c")
-            return found
-        return None
-
-    def _why(self, line: str) -> str:
-        try:
-            FORMATS[self._format].begin(line, self._columns)
-        except (ValueError, OverflowError) as error:
-            return str(error)
-        return ""
-
-    def _lines(self, path: str, name: str) -> Iterator[list[str]]:
+    def _lines(self) -> Iterator[list[str]]:
         """Iterate over blocks of lines; an undecodable line is counted and empty."""
         number, rest, too_long = 0, b"", False
         try:
-            with self._opened(path, name) as file:
+            with self._open_file() as file:
                 while block := file.read1(_BLOCK):
                     whole, newline, rest = (rest + block).rpartition(b"\n")
                     if newline:
                         if too_long:  # skip the rest of the long line
                             _, newline, whole = whole.partition(b"\n")
                             whole, too_long = newline + whole, False
-                        lines = self._decoded(whole, name, number)
+                        lines = self._decode(whole, number)
                         number += len(lines)
                         yield lines
                     elif too_long:
                         rest = b""
                     if len(rest) > _BLOCK:
-                        self._add_bytes(name, number + 1, f"longer than {_BLOCK >> 10} KiB", rest)
+                        self._skip(number + 1, f"longer than {_BLOCK >> 10} KiB", rest)
                         rest, too_long = b"", True
                 if rest:
-                    yield self._decoded(rest, name, number)
+                    yield self._decode(rest, number)
         except _BROKEN as error:
             why = "the compressed data ends early" if isinstance(error, EOFError) else f"read error: {error}"
-            self.unread.add(name, number + 1, why)
+            self._skip(number + 1, why)
 
-    def _decoded(self, block: bytes, name: str, number: int) -> list[str]:
+    def _decode(self, block: bytes, number: int) -> list[str]:
         """Decode a block; `number` is the count of lines before it."""
         try:
             text = block.decode()
@@ -248,17 +223,15 @@ class LogReader:
             except UnicodeDecodeError:
                 why = why or "not UTF-8"
             if why:
-                self._add_bytes(name, index, why, line)
+                self._skip(index, why, line)
             lines.append("" if why else text)
         return lines
 
-    def _add_bytes(self, name: str, number: int, why: str, line: bytes) -> None:
-        self.unread.add(name, number, why, line[:_EXCERPT].decode("utf-8", "replace"))
-
     @contextmanager
-    def _opened(self, path: str, name: str) -> Iterator[_Readable]:
+    def _open_file(self) -> Iterator[_Counted | BufferedIOBase]:
         """Open and decompress a file. Raises UsageError."""
-        with nullcontext(sys.stdin.buffer) if path == STDIN else Path(path).open("rb") as file:
+        name = self._name
+        with nullcontext(sys.stdin.buffer) if self._path == STDIN else Path(self._path).open("rb") as file:
             start, counted = cast("BufferedReader", file).peek(8), _Counted(cast("BufferedReader", file), self)
             for magic, command in _OTHER_COMPRESSION.items():
                 if start.startswith(magic):
@@ -284,12 +257,11 @@ class MergedLogs:
     """
 
     def __init__(self, paths: Sequence[str], *, form: str = AUTO, columns: Mapping[str, str] | None = None) -> None:
-        self._form, self._columns = form, columns
+        if not paths:
+            raise UsageError("no access log given; - is the standard input")
         self.paths = [*dict.fromkeys(paths)]
-        self._readers = [self._reader(path) for path in self.paths]
-
-    def _reader(self, path: str) -> LogReader:
-        return LogReader([path], format=self._form, columns=self._columns)
+        self._open = partial(LogReader, format=form, columns=columns)
+        self._readers = [self._open(path) for path in self.paths]
 
     @property
     def total_bytes(self) -> int | None:
@@ -303,52 +275,32 @@ class MergedLogs:
 
     @property
     def unread(self) -> int:
-        """The number of lines that could not be parsed."""
-        return sum([reader.unread.count for reader in self._readers])
+        return sum([reader.unread_count for reader in self._readers])
 
     @property
     def unread_first(self) -> list[UnreadLine]:
         """The first of them in each file."""
-        return [line for reader in self._readers for line in reader.unread.first]
+        return [line for reader in self._readers for line in reader.unread_first]
 
     def __iter__(self) -> Iterator[Entry]:
         if len(self._readers) == 1:
-            yield from self._readers[0]
-            return
-        begins = [self._begin(path) for path in self.paths]
-        waiting = sorted(range(len(begins)), key=begins.__getitem__, reverse=True)
-        reading: list[tuple[int, int, Entry, Iterator[Entry]]] = []
-        while reading or waiting:
-            while waiting and (not reading or begins[waiting[-1]] <= reading[0][0]):
-                place = waiting.pop()
-                _go_on(reading, place, iter(self._readers[place]))
-            if not reading:
-                continue
-            _, place, entry, lines = heappop(reading)
-            yield entry
-            if not reading:  # nothing to merge until the next file begins
-                until = begins[waiting[-1]] if waiting else _NEVER
-                for following in lines:
-                    if following.at >= until:
-                        heappush(reading, (following.at, place, following, lines))
-                        break
-                    yield following
-            else:
-                _go_on(reading, place, lines)
+            return iter(self._readers[0])
+        begins = [_Begin(self._first_at(path)) for path in self.paths]
+        logs = [chain([begin], reader) for begin, reader in zip(begins, self._readers, strict=True)]
+        return (each for each in merge(*logs, key=attrgetter("at")) if isinstance(each, Entry))
 
-    def _begin(self, path: str) -> int:
+    def _first_at(self, path: str) -> int:
         """Return the time of the first line. Standard input cannot be read twice: it begins immediately."""
         if path == STDIN:
             return -_NEVER
-        first = next(iter(self._reader(path)), None)
+        first = next(iter(self._open(path)), None)
         return first.at if first is not None else _NEVER
 
 
-def _go_on(reading: list[tuple[int, int, Entry, Iterator[Entry]]], place: int, lines: Iterator[Entry]) -> None:
-    """Queue the next line of a log for merging."""
-    entry = next(lines, None)
-    if entry is not None:
-        heappush(reading, (entry.at, place, entry, lines))
+class _Begin(NamedTuple):
+    """Precedes the entries of a log, so that merging opens the file only when its time has come."""
+
+    at: int
 
 
 def _size(path: str) -> int | None:

@@ -10,7 +10,7 @@ goes back: a line older than one before it is decided at that one's time, and co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -22,7 +22,7 @@ from headgate.engine import Engine, Ruling
 from headgate.policy.model import Ruleset
 from headgate.policy.request import APIKEY, IP, USER, Request, principal_name
 from headgate.replay.logs import Entry, MergedLogs, UnreadLine
-from headgate.replay.results import Comparison, ComparisonSummary, RulesResults, RulesSummary, Timeline
+from headgate.replay.results import Comparison, ComparisonSummary, Line, RulesResults, RulesSummary, Timeline
 from headgate.stores.memory import MAX_KEYS, MemoryStore
 
 TOO_MANY = 429
@@ -45,47 +45,27 @@ class LogTime(SystemClock):
         return self.moment
 
 
-class Fields(NamedTuple):
-    """The fields of a line that identify the caller."""
+class Fields:
+    """The fields of a line that identify the caller, in addition to its user, its address and its API key.
 
-    principals: Mapping[str, str] = {}
-    """By principal, in addition to the user and the address ("ip") of each line."""
-    attributes: Mapping[str, str] = {}
-    """By attribute."""
-    tier: str = ""
-    """The field with the tier; empty: the rules assign it by user."""
+    `principals` and `attributes` are fields by name; `tier` is the field with the tier, by default that of the user.
+    """
 
-    def wanted(self) -> set[str]:
-        """Return the names of all fields."""
-        return {*self.principals.values(), *self.attributes.values(), self.tier} - {""}
-
-    def columns(self) -> dict[str, str]:
-        """Return the columns that a `LogReader` has to read."""
-        return {name: name for name in self.wanted() if name not in OWN_FIELDS}
-
-
-class Period(NamedTuple):
-    """The period to replay, in microseconds since the epoch: from `since`, before `until`."""
-
-    since: int = 0
-    until: int = 1 << 62
-
-
-_NO_FIELDS, _ALWAYS = Fields(), Period()
-
-
-class Requests:
-    """Converts lines to requests."""
-
-    def __init__(self, fields: Fields) -> None:
-        self._tier = fields.tier
-        self._principals = {principal_name(name): field for name, field in fields.principals.items()}
-        self._attributes = dict(fields.attributes)
-        self._is_plain = not (self._principals or self._attributes or self._tier)
-        self.missing = fields.wanted()
+    def __init__(
+        self,
+        principals: Mapping[str, str] = {},
+        attributes: Mapping[str, str] = {},
+        tier: str = "",
+    ) -> None:
+        self._principals = {principal_name(name): field for name, field in principals.items()}
+        self._attributes, self._tier = dict(attributes), tier
+        named = {*principals.values(), *attributes.values(), tier} - {""}
+        self.columns = {name: name for name in named if name not in OWN_FIELDS}
+        """The columns that a `LogReader` has to read."""
+        self.missing = named
         """Fields that no line has had yet."""
 
-    def of(self, entry: Entry) -> Request:
+    def request_of(self, entry: Entry) -> Request:
         principal: dict[str, str] = {}
         if entry.user:
             principal[USER] = entry.user
@@ -93,8 +73,6 @@ class Requests:
             principal[IP] = entry.address
         if entry.fields and APIKEY in entry.fields:
             principal[APIKEY] = entry.fields[APIKEY]
-        if self._is_plain:
-            return Request(principal, entry.path, entry.method)
         for name, field in self._principals.items():
             value = self._value(entry, field)
             if value:
@@ -115,18 +93,22 @@ class Requests:
         return value
 
 
+ALWAYS = (0, 1 << 62)
+
+
 class Replay:
     """Decides the requests of a log by rules, and counts the results; a second ruleset is compared with the first.
 
-    `max_keys` is that of each ruleset's `headgate.stores.memory.MemoryStore`.
+    `period` is its start and its end, in microseconds since the epoch. `max_keys` is that of each ruleset's
+    `headgate.stores.memory.MemoryStore`.
     """
 
     def __init__(
         self,
         rulesets: Sequence[Ruleset],
         *,
-        fields: Fields = _NO_FIELDS,
-        period: Period = _ALWAYS,
+        fields: Fields | None = None,
+        period: tuple[int, int] = ALWAYS,
         max_keys: int = MAX_KEYS,
     ) -> None:
         self.clock, self.timeline = LogTime(), Timeline()
@@ -136,7 +118,7 @@ class Replay:
         self.results = [RulesResults(engine, self.timeline) for engine in self._engines]
         first, *others = self.results
         self.comparison = Comparison(first, others[0], self.timeline) if others else None
-        self.requests = Requests(fields)
+        self._fields = fields or Fields()
         self._period = period
         self.lines = self.outside = self.late = self.latest_us = self.answered_429 = 0
         self.began: int | None = None
@@ -144,27 +126,24 @@ class Replay:
 
     def run(self, entries: Iterable[Entry], progress: Callable[[], object] = lambda: None) -> None:
         """Decide and count all entries; `progress` is called periodically."""
-        results, comparison, timeline, clock = self.results, self.comparison, self.timeline, self.clock
-        only = results[0]
-        for entry, request, rulings in self.decided(entries):
-            at, agent, ruling = clock.moment, entry.agent, rulings[0]
-            if at >= timeline.ends:
-                timeline.move(at)
-            if ruling is not None:
-                only.count(request, ruling, at, agent)
+        comparison, timeline, clock = self.comparison, self.timeline, self.clock
+        for entry, request, rulings in self.decide(entries):
+            if clock.moment >= timeline.ends:
+                timeline.move(clock.moment)
+            line = Line(request, clock.moment, entry.agent)
+            for results, ruling in zip(self.results, rulings, strict=True):
+                if ruling is not None:
+                    results.count(line, ruling)
             if comparison is not None:
-                other = rulings[1]
-                if other is not None:
-                    results[1].count(request, other, at, agent)
-                comparison.count(request, rulings, at, agent)
+                comparison.count(line, rulings)
             self.answered_429 += entry.status == TOO_MANY
             if not self.lines % BATCH:
                 self.is_full = self.is_full or any(len(store) >= self._max_keys for store in self._stores)
                 progress()
 
-    def decided(self, entries: Iterable[Entry]) -> Iterator[Decided]:
+    def decide(self, entries: Iterable[Entry]) -> Iterator[Decided]:
         """Decide the lines of the period, each at its time."""
-        clock, request_of, (since, until) = self.clock, self.requests.of, self._period
+        clock, request_of, (since, until) = self.clock, self._fields.request_of, self._period
         deciding = [(engine.check, results) for engine, results in zip(self._engines, self.results, strict=True)]
         for entry in entries:
             at = entry.at
@@ -201,7 +180,7 @@ class Replay:
             latest_seconds=self.latest_us / SECOND,
             answered_429=self.answered_429,
             stores_full=self.is_full,
-            fields_missing=tuple(sorted(self.requests.missing)),
+            fields_missing=tuple(sorted(self._fields.missing)),
             began=None if self.began is None else moment_text(self.began),
             ended=None if self.began is None else moment_text(self.clock.moment),
             buckets_from=moment_text(self.timeline.starts()),

@@ -1,21 +1,19 @@
 """The counts of a replay: how much each rule decided and refused, whom, and when. Memory is bounded:
 
 * A `Timeline` has at most `MOST_BUCKETS` buckets of time and `MOST_CELLS` counts. Beyond that its buckets are merged
-  into
-  wider ones, so counts stay exact.
+  into wider ones, so counts stay exact.
 * The principals refused most often are found with the algorithm of Misra and Gries (`headgate.observe.hot_keys`).
-  Counts
-  are exact until there are too many principals, and never too high.
+  Counts are exact until there are too many principals, and never too high.
 * The number of principals is exact up to twice the size of a sample, which then halves by hash: an estimate within a
-  few
-  percent.
+  few percent.
 
 Samples share a fixed number of places, so they are smaller with thousands of rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -23,9 +21,9 @@ import msgspec
 
 from headgate.config.times import moment_text
 from headgate.core.key import Principal
-from headgate.core.numbers import printable
 from headgate.core.quota import SECOND
 from headgate.engine import Engine, Ruling
+from headgate.messages import printable
 from headgate.observe.hot_keys import Frequent
 from headgate.observe.refusals import bounded_text, value_of
 from headgate.policy.prepared import PreparedRule
@@ -46,9 +44,8 @@ _WIDTHS = [seconds * SECOND for seconds in (1, 2, 10, 30, 60, 120, 600, 1800, 36
 """Widths of buckets, each a multiple of the one before it. After the last they double."""
 _LONGEST = 200
 """Longest method, path or user agent."""
-_DECIDED, _REFUSED, _SHADOW = 0, 1, 2
-Series: TypeAlias = dict[int, list[int]]
-"""By bucket: decided, refused, and would be refused by a shadow."""
+Series: TypeAlias = Counter[int]
+"""Requests by the number of their bucket."""
 Refusing: TypeAlias = list[tuple[str, Principal]]
 """The refusing rules, each with its principal."""
 
@@ -66,7 +63,7 @@ class Timeline:
 
     def series(self) -> Series:
         """Return a series whose counts are merged when buckets are widened."""
-        self._series.append({})
+        self._series.append(Counter())
         return self._series[-1]
 
     def move(self, at: int) -> None:
@@ -83,21 +80,19 @@ class Timeline:
         before = self.width_us
         self.width_us = next(self._widths, 2 * before)
         for series in self._series:
-            merged: Series = {}
-            for bucket, counts in series.items():
-                into = merged.setdefault(bucket * before // self.width_us, [0] * len(counts))
-                into[:] = map(int.__add__, into, counts)
+            merged: Series = Counter()
+            for bucket, count in series.items():
+                merged[bucket * before // self.width_us] += count
             series.clear()
             series.update(merged)
         return sum(map(len, self._series))
 
-    def dense(self, series: Series, kind: int) -> list[int]:
-        """Return the counts of a kind for all buckets up to the current one."""
+    def dense(self, series: Series) -> list[int]:
+        """Return the counts of all buckets up to the current one."""
         first = 0 if self._first is None else self._first // self.width_us
-        return [series[bucket][kind] if bucket in series else 0 for bucket in range(first, self.bucket + 1)]
+        return [series[bucket] for bucket in range(first, self.bucket + 1)]
 
     def starts(self) -> int:
-        """Return the start of the first bucket."""
         return 0 if self._first is None else self._first // self.width_us * self.width_us
 
 
@@ -123,7 +118,6 @@ class Distinct:
         return self._below == _HASHES
 
     def count(self) -> int:
-        """Return the number of principals, possibly an estimate."""
         return len(self._kept) * (_HASHES // self._below)
 
 
@@ -132,76 +126,70 @@ def hash_of(principal: Principal) -> int:
     return crc32(principal if isinstance(principal, bytes) else principal.encode(errors="surrogatepass"))
 
 
-class Caller(NamedTuple):
+class Line(NamedTuple):
+    """The request of a line, the time at which it was decided, and the user agent."""
+
+    request: Request
     at: int
-    principal: str
-    method: str
-    path: str
     agent: str
 
 
 class Refused:
-    """Requests refused by one rule."""
-
-    __slots__ = ("count", "first", "principals", "who")
+    __slots__ = ("callers", "count", "first", "principals")
 
     def __init__(self, sampled: int, named: int) -> None:
         self.count = 0
-        self.first: Caller | None = None
+        self.first: FirstRefusal | None = None
         self.principals = Distinct(sampled)
-        self.who: Frequent[str] = Frequent(named)
+        self.callers: Frequent[str] = Frequent(named)
 
-    def add(self, caller: Caller, hashed: int) -> None:
+    def add(self, line: Line, shown: str, hashed: int) -> None:
+        """Count a request by its principal, as shown and as hashed."""
         self.count += 1
         if self.first is None:
-            self.first = caller
+            texts = line.request.method, line.request.endpoint, line.agent
+            self.first = FirstRefusal(moment_text(line.at), shown, *[printable(text[:_LONGEST]) for text in texts])
         self.principals.add(hashed)
-        self.who.add(caller.principal)
+        self.callers.add(shown)
 
     def summary(self) -> RefusedSummary:
-        top = tuple([Refusals(who, round(count)) for who, count in self.who.largest(SHOWN)])
-        first = None
-        if self.first is not None:
-            at, *rest = self.first
-            first = FirstRefusal(moment_text(at), *rest)
+        top = tuple([RefusedPrincipal(caller, round(count)) for caller, count in self.callers.largest(SHOWN)])
+        principals = self.principals
         return RefusedSummary(
-            self.count, self.principals.count(), self.principals.is_exact, first, top, self.who.missed == 0
+            self.count, principals.count(), principals.is_exact, self.first, top, top_exact=self.callers.missed == 0
         )
 
 
 class RuleCounts:
-    __slots__ = ("principals", "refused", "series", "shadow")
+    """The requests that a rule decided, by time, and those that it refused or, as a shadow, would refuse."""
 
-    def __init__(self, series: Series, sampled: int, named: int) -> None:
-        self.series = series
+    __slots__ = ("decided", "principals", "refused", "refused_times", "shadow", "shadow_times")
+
+    def __init__(self, timeline: Timeline, sampled: int, named: int) -> None:
+        self.decided, self.refused_times, self.shadow_times = (timeline.series() for _ in range(3))
         self.principals = Distinct(sampled)
         self.refused, self.shadow = Refused(sampled, named), Refused(sampled, named)
 
 
 class RulesResults:
-    """Results of one ruleset, decided by an engine."""
-
     def __init__(self, engine: Engine, timeline: Timeline) -> None:
         self._engine, self._timeline = engine, timeline
         self.size = len(engine.policy.rules)
         self._sizes = sizes_for(self.size)
         self._rules: dict[str, RuleCounts] = {}
-        self._series = timeline.series()
-        self.requests = self.allow_listed = 0
-        self.denied = Refused(*self._sizes)
+        self._decided, self._refused, self._shadow = (timeline.series() for _ in range(3))
+        self._denied = Refused(*self._sizes)
         """By the deny list."""
-        self.principals = Distinct(LARGEST)
+        self._principals = Distinct(LARGEST)
         """Those refused by any rule, as that rule counts them."""
-        self.refused = self.unmatched = self.invalid = 0
-        self.problem = ""
+        self._allow_listed = self._unmatched = self._invalid = 0
+        self._problem = ""
         """The error of the first invalid request."""
 
-    def count(self, request: Request, ruling: Ruling, at: int, agent: str) -> None:
+    def count(self, line: Line, ruling: Ruling) -> None:
         """Count a ruling at the timeline's current time."""
         bucket = self._timeline.bucket
-        cell = self._series.setdefault(bucket, [0, 0, 0])
-        cell[_DECIDED] += 1
-        self.requests += 1
+        self._decided[bucket] += 1
         selection = ruling.selection
         if not isinstance(selection, Selection):
             raise TypeError("a ruling of an engine has its selection")
@@ -209,83 +197,77 @@ class RulesResults:
         for limit, rule in zip(selection.enforced.plan, ruling.rules, strict=True):
             if rule is not last:
                 last = rule
-                self._decided(rule, limit.principal, bucket)
-        if ruling.shadow_rules and self._tried(request, ruling, selection, at, agent) and ruling.allowed:
-            cell[_SHADOW] += 1
+                self._decide(rule, limit.principal, bucket)
+        if ruling.shadow_rules and self._try(line, ruling, selection) and ruling.allowed:
+            self._shadow[bucket] += 1
         if ruling.allowed:
             if ruling.decision is None:
-                self.allow_listed += ruling.verdict is Verdict.ALLOWED
-                self.unmatched += not ruling.matched and ruling.verdict is Verdict.UNLIMITED
+                self._allow_listed += ruling.verdict is Verdict.ALLOWED
+                self._unmatched += not ruling.matched and ruling.verdict is Verdict.UNLIMITED
             return
-        self.refused += 1
-        cell[_REFUSED] += 1
-        for rule, principal in refusing(request, ruling):
+        self._refused[bucket] += 1
+        for rule, principal in refusals_of(line.request, ruling):
             hashed = hash_of(principal)
-            self.principals.add(hashed)
-            caller = self.caller(request, rule, principal, at, agent)
-            if rule == DENY_LIST:
-                self.denied.add(caller, hashed)
-            else:
+            self._principals.add(hashed)
+            refused = self._denied
+            if rule != DENY_LIST:
                 counts = self._rules[rule]
-                counts.series[bucket][_REFUSED] += 1
-                counts.refused.add(caller, hashed)
+                counts.refused_times[bucket] += 1
+                refused = counts.refused
+            refused.add(line, self.shown(line.request, rule, principal), hashed)
 
     def undecidable(self, error: Exception) -> None:
         """Count an invalid request, which a service answers with 400."""
-        self.invalid += 1
-        self.problem = self.problem or str(error)
+        self._invalid += 1
+        self._problem = self._problem or str(error)
 
-    def caller(self, request: Request, rule: str, principal: Principal, at: int, agent: str) -> Caller:
-        """Return the caller as the rule counts it; long names are shortened."""
-        shown = principal if isinstance(principal, str) else value_of(request, rule, self._engine)
-        what = [printable(text[:_LONGEST]) for text in (request.method, request.endpoint, agent)]
-        return Caller(at, printable(shown), *what)
+    def shown(self, request: Request, rule: str, principal: Principal) -> str:
+        return printable(principal if isinstance(principal, str) else value_of(request, rule, self._engine))
 
-    def _decided(self, rule: str, principal: Principal, bucket: int) -> RuleCounts:
+    def _decide(self, rule: str, principal: Principal, bucket: int) -> RuleCounts:
         counts = self._rules.get(rule)
         if counts is None:
-            counts = self._rules[rule] = RuleCounts(self._timeline.series(), *self._sizes)
-        cell = counts.series.setdefault(bucket, [0, 0, 0])
-        cell[_DECIDED] += 1
+            counts = self._rules[rule] = RuleCounts(self._timeline, *self._sizes)
+        counts.decided[bucket] += 1
         counts.principals.add(hash_of(principal))
         return counts
 
-    def _tried(self, request: Request, ruling: Ruling, selection: Selection, at: int, agent: str) -> bool:
+    def _try(self, line: Line, ruling: Ruling, selection: Selection) -> bool:
         """Count the results of shadow rules; return whether one would refuse."""
         bucket, denied = self._timeline.bucket, set(ruling.shadow_denied)
         for limits in selection.shadow:
             rule, principal = limits.rules[0], limits.plan[0].principal
-            counts = self._decided(rule, principal, bucket)
+            counts = self._decide(rule, principal, bucket)
             if rule in denied:
-                counts.series[bucket][_SHADOW] += 1
-                counts.shadow.add(self.caller(request, rule, principal, at, agent), hash_of(principal))
+                counts.shadow_times[bucket] += 1
+                counts.shadow.add(line, self.shown(line.request, rule, principal), hash_of(principal))
         return bool(denied)
 
     def summary(self) -> RulesSummary:
         """Return the results; rules that refuse most come first."""
-        line = self._timeline
+        dense, requests, refused = self._timeline.dense, self._decided.total(), self._refused.total()
         rules = [self._rule_summary(rule) for rule in self._engine.policy.rules.values()]
         rules.sort(key=lambda rule: (-rule.refused.count, -rule.would_refuse.count, -rule.decided))
         return RulesSummary(
-            requests=self.requests,
-            allowed=self.requests - self.refused,
-            refused=self.refused,
-            would_refuse=sum([cell[_SHADOW] for cell in self._series.values()]),
-            principals_refused=self.principals.count(),
-            unmatched=self.unmatched,
-            allow_listed=self.allow_listed,
-            deny_listed=self.denied.summary(),
-            invalid=self.invalid,
-            problem=self.problem,
-            requests_over_time=line.dense(self._series, _DECIDED),
-            refused_over_time=line.dense(self._series, _REFUSED),
-            would_refuse_over_time=line.dense(self._series, _SHADOW),
+            requests=requests,
+            allowed=requests - refused,
+            refused=refused,
+            would_refuse=self._shadow.total(),
+            principals_refused=self._principals.count(),
+            unmatched=self._unmatched,
+            allow_listed=self._allow_listed,
+            deny_listed=self._denied.summary(),
+            invalid=self._invalid,
+            problem=self._problem,
+            requests_over_time=dense(self._decided),
+            refused_over_time=dense(self._refused),
+            would_refuse_over_time=dense(self._shadow),
             rules=tuple(rules),
         )
 
     def _rule_summary(self, prepared: PreparedRule) -> RuleSummary:
-        rule = prepared.rule
-        counts, line = self._rules.get(rule.id) or RuleCounts({}, *self._sizes), self._timeline
+        rule, dense = prepared.rule, self._timeline.dense
+        counts = self._rules.get(rule.id) or RuleCounts(Timeline(), *self._sizes)
         return RuleSummary(
             id=rule.id,
             name=rule.name,
@@ -293,17 +275,17 @@ class RulesResults:
             limit="; ".join(map(str, rule.quotas)),
             enabled=rule.enabled,
             shadow=rule.shadow,
-            decided=sum([cell[_DECIDED] for cell in counts.series.values()]),
+            decided=counts.decided.total(),
             principals=counts.principals.count(),
             refused=counts.refused.summary(),
             would_refuse=counts.shadow.summary(),
-            decided_over_time=line.dense(counts.series, _DECIDED),
-            refused_over_time=line.dense(counts.series, _REFUSED),
-            would_refuse_over_time=line.dense(counts.series, _SHADOW),
+            decided_over_time=dense(counts.decided),
+            refused_over_time=dense(counts.refused_times),
+            would_refuse_over_time=dense(counts.shadow_times),
         )
 
 
-def refusing(request: Request, ruling: Ruling) -> Refusing:
+def refusals_of(request: Request, ruling: Ruling) -> Refusing:
     decision, selection = ruling.decision, ruling.selection
     if decision is None or not isinstance(selection, Selection):
         return [(DENY_LIST, bounded_text(", ".join(request.principal.values())))]
@@ -320,56 +302,55 @@ def sizes_for(rules: int) -> tuple[int, int]:
     return min(max(MOST_SAMPLED // each, 16), LARGEST // 8), min(max(MOST_NAMED // each, 10), 250)
 
 
+class Changes:
+    """Requests that only one of two rulesets refuses."""
+
+    def __init__(self, timeline: Timeline, sizes: tuple[int, int]) -> None:
+        self.times, self.principals = timeline.series(), Distinct(LARGEST)
+        self.by_rule: defaultdict[str, Refused] = defaultdict(lambda: Refused(*sizes))
+
+    def rules(self) -> dict[str, RefusedSummary]:
+        """Return them by the rule that refuses them, those with the most first."""
+        return {rule: each.summary() for rule, each in sorted(self.by_rule.items(), key=lambda item: -item[1].count)}
+
+
 class Comparison:
     """The effect of other rules: requests that one ruleset refuses and the other admits."""
 
     def __init__(self, first: RulesResults, second: RulesResults, timeline: Timeline) -> None:
-        self._sides = first, second
-        self._timeline, self._series = timeline, timeline.series()
-        self._sizes = sizes_for(first.size + second.size)
-        self._newly: tuple[dict[str, Refused], dict[str, Refused]] = {}, {}
-        self._counts = [0, 0]
-        self._principals = Distinct(LARGEST), Distinct(LARGEST)
+        self._before, self._after, self._timeline = first, second, timeline
+        sizes = sizes_for(first.size + second.size)
+        self._refused, self._admitted = Changes(timeline, sizes), Changes(timeline, sizes)
 
-    def count(self, request: Request, rulings: Sequence[Ruling | None], at: int, agent: str) -> None:
+    def count(self, line: Line, rulings: Sequence[Ruling | None]) -> None:
         """Count a request that just one of them admits; None: it is invalid."""
         before, after = rulings
         if before is None or after is None or before.allowed == after.allowed:
             return
-        kind = 0 if before.allowed else 1  # newly refused, newly admitted
-        self._counts[kind] += 1
-        cell = self._series.setdefault(self._timeline.bucket, [0, 0])
-        cell[kind] += 1
-        side = self._sides[1 - kind]
-        for rule, principal in refusing(request, after if before.allowed else before):
-            newly = self._newly[kind]
-            if rule not in newly:
-                newly[rule] = Refused(*self._sizes)
+        refusal, side, changes = before, self._before, self._admitted
+        if before.allowed:
+            refusal, side, changes = after, self._after, self._refused
+        changes.times[self._timeline.bucket] += 1
+        for rule, principal in refusals_of(line.request, refusal):
             hashed = hash_of(principal)
-            self._principals[kind].add(hashed)
-            newly[rule].add(side.caller(request, rule, principal, at, agent), hashed)
+            changes.principals.add(hashed)
+            changes.by_rule[rule].add(line, side.shown(line.request, rule, principal), hashed)
 
     def summary(self) -> ComparisonSummary:
-        refused, admitted = self._newly
+        refused, admitted = self._refused, self._admitted
         return ComparisonSummary(
-            newly_refused=self._counts[0],
-            principals_newly_refused=self._principals[0].count(),
-            newly_admitted=self._counts[1],
-            principals_newly_admitted=self._principals[1].count(),
-            refused_by=_by_rule(refused),
-            admitted_by=_by_rule(admitted),
-            newly_refused_over_time=self._timeline.dense(self._series, 0),
-            newly_admitted_over_time=self._timeline.dense(self._series, 1),
+            newly_refused=refused.times.total(),
+            principals_newly_refused=refused.principals.count(),
+            newly_admitted=admitted.times.total(),
+            principals_newly_admitted=admitted.principals.count(),
+            refused_by=refused.rules(),
+            admitted_by=admitted.rules(),
+            newly_refused_over_time=self._timeline.dense(refused.times),
+            newly_admitted_over_time=self._timeline.dense(admitted.times),
         )
 
 
-def _by_rule(newly: Mapping[str, Refused]) -> dict[str, RefusedSummary]:
-    return {rule: each.summary() for rule, each in sorted(newly.items(), key=lambda item: -item[1].count)}
-
-
-class Refusals(msgspec.Struct, frozen=True):
-    """A principal and how often it was refused."""
-
+class RefusedPrincipal(msgspec.Struct, frozen=True):
     principal: str
     count: int
 
@@ -384,22 +365,18 @@ class FirstRefusal(msgspec.Struct, frozen=True):
 
 
 class RefusedSummary(msgspec.Struct, frozen=True):
-    """Refused requests and their principals."""
-
     count: int
     principals: int
     principals_exact: bool
     """False if estimated."""
     first: FirstRefusal | None
-    top: tuple[Refusals, ...]
+    top: tuple[RefusedPrincipal, ...]
     """The principals refused most often."""
     top_exact: bool
     """False if counts are lower bounds."""
 
 
 class RuleSummary(msgspec.Struct, frozen=True):
-    """Results of one rule."""
-
     id: str
     name: str
     counts_by: str
@@ -419,8 +396,6 @@ class RuleSummary(msgspec.Struct, frozen=True):
 
 
 class RulesSummary(msgspec.Struct, frozen=True):
-    """Results of one ruleset."""
-
     requests: int
     allowed: int
     refused: int
@@ -441,8 +416,6 @@ class RulesSummary(msgspec.Struct, frozen=True):
 
 
 class ComparisonSummary(msgspec.Struct, frozen=True):
-    """Effect of other rules."""
-
     newly_refused: int
     principals_newly_refused: int
     newly_admitted: int

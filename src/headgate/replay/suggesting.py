@@ -14,14 +14,14 @@ enough, with every algorithm, for all principals within the percentile.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import NamedTuple, TypeAlias
 
+from headgate.config.times import moment_text
 from headgate.core.errors import UsageError
-from headgate.core.numbers import printable
 from headgate.core.quota import Quota
+from headgate.messages import printable
 from headgate.policy.addresses import counted_by
 from headgate.policy.dumping import to_yaml
 from headgate.policy.model import Rule, Ruleset
@@ -30,6 +30,7 @@ from headgate.policy.request import APIKEY, IP, USER, InvalidRequest
 from headgate.replay.endpoints import Endpoint
 from headgate.replay.entry import Entry
 from headgate.replay.use import WINDOWS, Usage, Use
+from headgate.replay.wording import readable
 
 REGULAR, LEAST_REGULARS = 10, 100
 """Percentiles are those of principals with this many requests, if there are enough of them."""
@@ -48,24 +49,24 @@ LOOKED_AT = 10_000
 _NAMED = 5
 _TOO_MANY = 429
 _LONGEST_NAME = 80
-_FEW = 100
 _DAY_US = 86_400_000_000
 _STEPS = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100)
 _PEOPLE = {USER: "user", IP: "address", APIKEY: "API key"}
 Principal: TypeAlias = Callable[[Entry], str]
+_PRINCIPALS: Mapping[str, Principal] = {
+    USER: lambda entry: entry.user,
+    APIKEY: lambda entry: entry.fields.get(APIKEY, ""),
+    IP: lambda entry: counted_by(entry.address) if entry.address else "",
+}
 
 
 class Over(NamedTuple):
-    """A principal above a suggested limit."""
-
     principal: str
     peak: int
     window: str
 
 
 class Suggested(NamedTuple):
-    """A suggested rule, and its reasons."""
-
     rule: Rule
     reasons: Sequence[str]
     over: Sequence[Over]
@@ -126,22 +127,19 @@ class Suggester:
         """Measure the requests of a log; `step` is called periodically."""
         source = iter(entries)
         first = [entry for _, entry in zip(range(LOOKED_AT), source, strict=False)]
-        principal = self._chosen(first)
+        principal = self._choose(first)
         for part in (first, source):
             for entry in part:
                 self._add(entry, principal)
                 if self.lines & 0x3FF == 0:
                     step()
 
-    def _chosen(self, first: Sequence[Entry]) -> Principal:
-        """Return the function that extracts the principal from a line."""
-        ways: dict[str, Principal] = {USER: _user, APIKEY: _apikey, IP: _address}
+    def _choose(self, first: Sequence[Entry]) -> Principal:
         if not self._by:
-            self._by = next(
-                (name for name in (USER, APIKEY) if 2 * sum(map(bool, map(ways[name], first))) > len(first)), IP
-            )
+            most = [name for name in (USER, APIKEY) if 2 * sum(map(bool, map(_PRINCIPALS[name], first))) > len(first)]
+            self._by = most[0] if most else IP
         field = self._field
-        return (lambda entry: entry.fields.get(field, "")) if field else ways[self._by]
+        return (lambda entry: entry.fields.get(field, "")) if field else _PRINCIPALS[self._by]
 
     def _add(self, entry: Entry, principal: Principal) -> None:
         self.lines += 1
@@ -150,12 +148,12 @@ class Suggester:
         self._began = min(self._began, at)
         self._ended = max(self._ended, at)
         try:
-            who, path = principal(entry), normalised(entry.path)
+            caller, path = principal(entry), normalised(entry.path)
         except InvalidRequest:  # a service answers with an error and counts nothing
             self.invalid += 1
             return
-        if who:
-            self._usage.add(at, who, entry.method, path, entry.status)
+        if caller:
+            self._usage.add(at, caller, entry.method, path, entry.status)
         else:
             self.without_principal += 1
 
@@ -166,10 +164,10 @@ class Suggester:
             raise UsageError(
                 f"none of the {self.lines:,} requests in the log has {_article(people)}: see --by and --column"
             )
-        overall = self._suggested(None, f"all-per-{self._by}", LEAST_REGULARS)
+        overall = self._suggest(None, f"all-per-{self._by}", LEAST_REGULARS)
         rules, ids = [overall], {overall.rule.id}
         for endpoint in self._endpoints():
-            each = self._suggested(endpoint, _id(endpoint, ids), 0 if overall.has_regulars else LEAST_REGULARS)
+            each = self._suggest(endpoint, _id(endpoint, ids), 0 if overall.has_regulars else LEAST_REGULARS)
             if overall.has_regulars and not each.has_regulars:
                 self.unsuggested += 1
             elif _acts_before(each.rule, overall.rule):
@@ -178,21 +176,15 @@ class Suggester:
         return Suggestion(rules, [*self._about(people)])
 
     def _endpoints(self) -> list[Endpoint]:
-        """Return the endpoints to suggest rules for, the busiest first."""
         found = [each for each in self._usage.endpoints if each.requests >= LEAST_SHARE * self._usage.requests]
         return sorted(found, key=lambda each: (-each.requests, str(each)))[: self._most_endpoints]
 
-    def _suggested(self, endpoint: Endpoint | None, name: str, least_regulars: int) -> Suggested:
-        """Return the rule for one endpoint, or for all."""
+    def _suggest(self, endpoint: Endpoint | None, name: str, least_regulars: int) -> Suggested:
         usage, people = self._usage, _PEOPLE.get(self._by, self._by)
         has_hours = self._ended - self._began >= WINDOWS[1][1]
-        measured = [
-            _Measured(unit, usage.use(endpoint, window), self._headroom)
-            for window, (unit, _) in enumerate(WINDOWS[: 1 + has_hours])
-        ]
-        outliers = set[str]().union(*(each.outliers for each in measured))
-        for each in measured:
-            each.leave_out(outliers, least_regulars)
+        uses = {unit: usage.use(endpoint, window) for window, (unit, _) in enumerate(WINDOWS[: 1 + has_hours])}
+        outliers = set[str]().union(*map(_outliers, uses.values()))
+        measured = [_Measured(unit, use, outliers, least_regulars, self._headroom) for unit, use in uses.items()]
         kept = [each for each in measured[:-1] if each.limit < measured[-1].limit] + measured[-1:]
         if len(kept) == 2 and kept[1].limit >= 60 * kept[0].limit:
             kept.pop()
@@ -205,7 +197,7 @@ class Suggester:
             f" Percentiles are those of {first.regulars:,} with {REGULAR} requests or more." if first.regulars else ""
         )
         reasons = [f"{what}: {requests:,} requests{share}, by {first.count_text(people)}.{regular}"]
-        reasons += [each.reason(self._headroom) for each in measured]
+        reasons += [each.reason() for each in measured]
         over = _over(kept)
         reasons.append(_over_text(over, kept, outliers, people))
         rule = Rule(
@@ -221,8 +213,8 @@ class Suggester:
     def _about(self, people: str) -> Iterator[str]:
         span = self._ended - self._began
         yield (
-            f"Suggested by `headgate rules suggest` from {self.lines:,} requests, {_when(self._began)} to"
-            f" {_when(self._ended)} UTC."
+            f"Suggested by `headgate rules suggest` from {self.lines:,} requests,"
+            f" {readable(moment_text(self._began))[:16]} to {readable(moment_text(self._ended))[:16]} UTC."
         )
         yield (
             f"A limit is what 99.9 % of the {_plural(people)} needed in their busiest minute and hour,"
@@ -248,54 +240,40 @@ class Suggester:
 
 
 class _Measured:
-    """Usage of an endpoint in one kind of window, and the resulting limit."""
+    """Usage of an endpoint in one kind of window without the outliers, and the resulting limit."""
 
-    def __init__(self, unit: str, use: Use, headroom: float) -> None:
-        self.unit, self._use, self._headroom = unit, use, headroom
-        self.ordered = sorted(((peak, principal) for principal, peak in use.peaks.items()), reverse=True)
-        self.count = (len(use.peaks) if use.sampled is None else len(use.sampled)) * use.weight
-        self.outliers = _outliers(self.ordered, self.count)
-        self._normal: list[int] = []
-        self.regulars = 0
+    def __init__(self, unit: str, use: Use, outliers: set[str], least_regulars: int, headroom: float) -> None:
+        self.unit, self.use, self._headroom = unit, use, headroom
+        counted = use.sample - outliers
+        regulars = [each for each in counted if use.requests[each] >= REGULAR]
+        represented = use.count_represented(regulars)
+        has_regulars = represented >= least_regulars and len(regulars) >= _LEAST_SAMPLED
+        self.regulars = represented if has_regulars else 0
         """The number of principals behind the percentiles; 0: all."""
-        self.limit = 0
-
-    def leave_out(self, outliers: set[str], least_regulars: int) -> None:
-        """Compute percentiles and limit without the outliers."""
-        sampled = self._use.peaks.keys() if self._use.sampled is None else self._use.sampled
-        counted = [each for each in sampled if each not in outliers]
-        regulars = [each for each in counted if self._use.requests[each] >= REGULAR]
-        standing_for = len(regulars) * self._use.weight
-        if standing_for >= least_regulars and len(regulars) >= _LEAST_SAMPLED:
-            self.regulars = standing_for
-        self._normal = sorted(map(self._use.peaks.__getitem__, regulars if self.regulars else counted))
-        self.limit = max(LEAST_LIMIT, rounded_up(ceil(self.percentile(99.9) * self._headroom)))
+        self._peaks = sorted([use.peaks[each] for each in (regulars if has_regulars else counted)])
+        self.limit = max(LEAST_LIMIT, round_up(ceil(self.percentile(99.9) * headroom)))
 
     def percentile(self, percent: float) -> int:
-        return self._normal[max(0, ceil(len(self._normal) * percent / 100) - 1)] if self._normal else 1
+        return self._peaks[max(0, ceil(len(self._peaks) * percent / 100) - 1)] if self._peaks else 1
 
     def over(self) -> list[Over]:
-        return [Over(principal, peak, self.unit) for peak, principal in self.ordered if peak > self.limit]
-
-    def standing_for(self, principals: Iterable[str]) -> int:
-        """Return how many principals these represent."""
-        sampled = self._use.sampled
-        return sum(self._use.weight if sampled is not None and each in sampled else 1 for each in principals)
+        return [Over(principal, peak, self.unit) for peak, principal in _sorted_peaks(self.use) if peak > self.limit]
 
     def count_text(self, people: str) -> str:
-        about = "about " if self._use.sampled is not None else ""
-        return f"{about}{self.count:,} {_plural(people) if self.count != 1 else people}"
+        count = self.use.count_represented(self.use.sample)
+        about = "about " if self.use.weight > 1 else ""
+        return f"{about}{count:,} {_plural(people) if count != 1 else people}"
 
-    def reason(self, headroom: float) -> str:
-        most = f"most {self.ordered[0][0]:,} ({_name(self.ordered[0][1])})"
+    def reason(self) -> str:
+        most, principal = _sorted_peaks(self.use)[0]
         shares = ", ".join(f"p{percent:g} {self.percentile(percent):,}" for percent in (50, 99, 99.9))
         return (
-            f"Busiest {self.unit}: {shares}, {most}."
-            f" The limit is {self.limit:,}, from {headroom:g} x {self.percentile(99.9):,}."
+            f"Busiest {self.unit}: {shares}, most {most:,} ({_name(principal)})."
+            f" The limit is {self.limit:,}, from {self._headroom:g} x {self.percentile(99.9):,}."
         )
 
 
-def rounded_up(number: int) -> int:
+def round_up(number: int) -> int:
     """Return the next round number: 1 to 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 120 ..."""
     if number <= 10:
         return max(1, number)
@@ -303,9 +281,15 @@ def rounded_up(number: int) -> int:
     return unit * next(step for step in _STEPS if step * unit >= number)
 
 
-def _outliers(ordered: Sequence[tuple[int, str]], count: int) -> set[str]:
+def _sorted_peaks(use: Use) -> list[tuple[int, str]]:
+    """Return the peaks with their principals, the highest first."""
+    return sorted([(peak, principal) for principal, peak in use.peaks.items()], reverse=True)
+
+
+def _outliers(use: Use) -> set[str]:
     """Return the top principals that used `GAP` times as much as the next one."""
-    most = min(max(3, count // 100), _MOST_OUTLIERS, len(ordered) // 4)
+    ordered = _sorted_peaks(use)
+    most = min(max(3, use.count_represented(use.sample) // 100), _MOST_OUTLIERS, len(ordered) // 4)
     for place in range(most, 0, -1):
         if ordered[place - 1][0] >= max(LEAST_OUTLIER, GAP * ordered[place][0]):
             return {principal for _, principal in ordered[:place]}
@@ -326,7 +310,7 @@ def _over(measured: Sequence[_Measured]) -> list[Over]:
 def _over_text(over: Sequence[Over], measured: Sequence[_Measured], outliers: set[str], people: str) -> str:
     if not over:
         return f"No {people} exceeded it."
-    count = measured[0].standing_for(each.principal for each in over)
+    count = measured[0].use.count_represented(each.principal for each in over)
     named = ", ".join(
         f"{_name(each.principal)} ({each.peak:,} in a{'n' * (each.window == 'hour')} {each.window})"
         for each in over[:_NAMED]
@@ -350,18 +334,6 @@ def _id(endpoint: Endpoint, taken: set[str]) -> str:
     return name
 
 
-def _user(entry: Entry) -> str:
-    return entry.user
-
-
-def _apikey(entry: Entry) -> str:
-    return entry.fields.get(APIKEY, "")
-
-
-def _address(entry: Entry) -> str:
-    return counted_by(entry.address) if entry.address else ""
-
-
 def _name(principal: str) -> str:
     return principal if len(principal) <= _LONGEST_NAME else f"{principal[:_LONGEST_NAME]}..."
 
@@ -372,7 +344,3 @@ def _plural(people: str) -> str:
 
 def _article(people: str) -> str:
     return f"an {people}" if people[:1] in "aeioAEIO" else f"a {people}"
-
-
-def _when(at: int) -> str:
-    return f"{datetime.fromtimestamp(at // 1_000_000, UTC):%Y-%m-%d %H:%M}"

@@ -38,15 +38,17 @@ class Use(NamedTuple):
     """By principal."""
     requests: dict[str, int]
     """By principal, for all endpoints."""
-    sampled: frozenset[str] | None
-    """The principals of the sample; None: all were measured."""
+    sample: frozenset[str]
+    """The principals that count for percentiles."""
     weight: int
-    """The number of principals that each of the sample represents."""
+    """The number of principals that each of the sample represents; 1: all were measured."""
+
+    def count_represented(self, principals: Iterable[str]) -> int:
+        """Return the number of principals that these represent."""
+        return sum(self.weight if each in self.sample else 1 for each in principals)
 
 
 class Usage:
-    """Counts requests by principal and endpoint."""
-
     def __init__(self, most_cells: int = MOST_CELLS) -> None:
         self.endpoints = Endpoints()
         self.requests = 0
@@ -102,8 +104,7 @@ class Usage:
             if found:
                 peaks[principal] = sum(found.values())
                 requests[principal] = cells[None][_REQUESTS]
-        sampled = frozenset(filter(self._is_sampled, peaks)) if self.level else None
-        return Use(peaks, requests, sampled, 1 << self.level)
+        return Use(peaks, requests, frozenset(filter(self._is_sampled, peaks)), 1 << self.level)
 
     def _is_sampled(self, principal: str) -> bool:
         return crc32(principal.encode()) < _HASHES >> self.level
@@ -139,7 +140,6 @@ class Usage:
             self.level += 1
 
     def _busiest(self) -> set[str]:
-        """Return the busiest principals of the most used endpoints."""
         by_endpoint: dict[Endpoint | None, list[tuple[_Cell, str]]] = {}
         for principal, cells in self._principals.items():
             for endpoint, cell in cells.items():

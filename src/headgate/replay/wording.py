@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from headgate.messages import counted
 from headgate.replay.replaying import ReplaySummary
 
 
@@ -28,11 +29,6 @@ def notes_on(summary: ReplaySummary) -> list[str]:
         (summary.unread, f"{counted(summary.unread, 'line')} could not be read, such as:"),
     ]
     return [note for is_true, note in notes if is_true]
-
-
-def counted(count: int, noun: str, about: str = "") -> str:
-    """Return a number of things, such as "1 principal" or "about 2,000 principals"."""
-    return f"{about}{count:,} {noun}{'s' * (count != 1)}"
 
 
 def percent(part: int, whole: int) -> str:

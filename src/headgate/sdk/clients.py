@@ -8,34 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any, Self, Unpack
 
 from headgate.clock import Clock
-from headgate.core.errors import StoreError, StoreUnavailable, UsageError, not_installed
+from headgate.core.errors import StoreError, StoreUnavailable, UsageError
 from headgate.core.mode import Mode
 from headgate.engine.ruling import Explained, Passed, Reset, Ruling
 from headgate.flows import drive, drive_async
 from headgate.locks import new_lock
+from headgate.messages import not_installed
 from headgate.policy.compiled import Policy
 from headgate.policy.request import Request
-from headgate.sdk.background import Background
 from headgate.sdk.session import RULES_SECONDS, PendingCall, Session
-from headgate.sdk.settings import ClientOptions, ClientSettings, Credentials, NodeAddress, parse_settings
+from headgate.sdk.settings import ClientOptions, ClientSettings, parse_settings
 from headgate.sdk.transport import Check, ServiceFailure, Transport
-from headgate.sdk.verbs import ClientVerbs, Flow, Step, T, UnbatchedCall
+from headgate.sdk.verbs import ClientVerbs, Flow, Step, T
 from headgate.stores.breaker import BreakerStatistics
 from headgate.stores.circuits import Reason
 
+_END_SECONDS = 10.0
+"""Time for the thread of a blocking client to end."""
 _CLOSED = ServiceFailure(Reason.STORE_UNAVAILABLE, StoreUnavailable("the client was closed"), 1)
 
 
 class _ClientBase:
-    """Settings, verbs and transport of both clients."""
-
     def __init__(self, addresses: Sequence[str], options: ClientOptions) -> None:
         self._settings: ClientSettings = parse_settings(addresses, options)
         self._verbs = ClientVerbs(self._settings)
@@ -44,11 +45,7 @@ class _ClientBase:
         endpoint = self._settings.endpoints[0]
         if endpoint.is_tls:
             self._settings.identity.context()  # reports unusable files
-        self._encode: Callable[[Check], bytes]
-        self._encode, self._with_key, transport = _transport_for(
-            is_grpc=endpoint.is_grpc, timeout=self._settings.timeout
-        )
-        self._transport = transport
+        self._transport = _transport_for(is_grpc=endpoint.is_grpc)
         self._has_fallback = True
         """Whether local decisions replace missing ones of the service."""
 
@@ -56,7 +53,7 @@ class _ClientBase:
     def _session(self) -> Callable[[], Session]:
         """A factory of sessions that does not reference the client."""
         fallback = self._verbs.fallback if self._has_fallback else None
-        return partial(Session, self._settings, self._transport, self._with_key, fallback)
+        return partial(Session, self._settings, self._transport, fallback)
 
     @property
     def policy(self) -> Policy:
@@ -65,38 +62,37 @@ class _ClientBase:
 
     def mode_of(self, rule_id: str) -> Mode:
         """Return the mode of a rule while the service is unavailable."""
-        return self._verbs.fallback.mode_of(rule_id)
+        return self._verbs.fallback.verbs.mode_of(rule_id)
 
     def refusal_of(self, rule_id: str) -> tuple[int, str]:
         """Return status and message of a rule's refusals, by the last rules of the service."""
-        return self._verbs.fallback.refusal_of(rule_id)
+        return self._verbs.fallback.verbs.refusal_of(rule_id)
 
-    def _pending(self, step: Sequence[Check], answer: Callable[[], Any]) -> list[PendingCall]:
+    def _pending(self, checks: Sequence[Check], answer: Callable[[], Any]) -> list[PendingCall]:
         """Return calls to submit; one that cannot be encoded is already resolved, with the error."""
-        return [self._open(each, self._settings.timeout, answer()) for each in step]
+        found, seconds = list[PendingCall](), self._settings.timeout
+        for each in checks:
+            try:
+                found.append(
+                    PendingCall(self._transport.encode(each), seconds, answer(), is_repeatable=each.is_repeatable)
+                )
+            except UsageError as error:  # it does not affect the others of a batch
+                found.append(PendingCall(b"", seconds, answer(), is_repeatable=False))
+                found[-1].resolve(error)
+        return found
 
-    def _open(self, question: Check, seconds: float, answer: Any) -> PendingCall:
-        try:
-            return PendingCall(self._encode(question), seconds, answer, is_repeatable=question.is_repeatable)
-        except UsageError as error:  # it does not affect the others of a batch
-            answer.set_result(error)
-            return PendingCall(b"", seconds, answer, is_repeatable=False)
 
-
-def _transport_for(
-    *, is_grpc: bool, timeout: float
-) -> tuple[Callable[[Check], bytes], Callable[[bytes, str], bytes], Callable[[NodeAddress, Credentials], Transport]]:
-    """Return the functions that encode a check and add a key, and the transport. Raises UsageError if not installed."""
+def _transport_for(*, is_grpc: bool) -> type[Transport]:
+    """Return the class of transports. Raises UsageError if its library is not installed."""
     try:
         if is_grpc:
-            from headgate.sdk import over_grpc  # noqa: PLC0415  grpcio is needed only here
+            from headgate.sdk.over_grpc import GrpcTransport  # noqa: PLC0415  grpcio is needed only here
 
-            return over_grpc.encode, over_grpc.with_key, partial(over_grpc.GrpcTransport, timeout=timeout)
-        from headgate.sdk import over_http  # noqa: PLC0415  and httpx only here
-
-        return over_http.encode, over_http.with_key, over_http.HttpTransport
+            return GrpcTransport
+        from headgate.sdk.over_http import HttpTransport  # noqa: PLC0415  and httpx only here
     except ImportError as error:
         raise UsageError(not_installed(error.name, "sdk")) from None
+    return HttpTransport
 
 
 class AsyncClient(_ClientBase):
@@ -151,7 +147,7 @@ class AsyncClient(_ClientBase):
 
     def statistics(self) -> dict[str, BreakerStatistics]:
         """See `Client.statistics`."""
-        return {str(node.endpoint): node.statistics() for node in self._own.nodes} if self._own else {}
+        return {str(node.endpoint): node.breaker.statistics() for node in self._own.nodes} if self._own else {}
 
     async def close(self) -> None:
         """Close connections; pending checks are decided by the mode."""
@@ -180,14 +176,73 @@ class AsyncClient(_ClientBase):
         session = self._here()
         if isinstance(step, str):
             return [await _fetch_rules(session, self._verbs)]
-        if isinstance(step, UnbatchedCall):
-            timeout = self._settings.timeout
-            alone = PendingCall(b"", timeout, session.loop.create_future(), is_repeatable=step.is_repeatable)
-            session.run(alone, step.send)
+        if callable(step):
+            alone = PendingCall(b"", self._settings.timeout, session.loop.create_future(), is_repeatable=True)
+            session.run(alone, step)
             return [await alone.answer]
         waiting = self._pending(step, session.loop.create_future)
         session.submit(waiting)
         return [await each.answer for each in waiting]
+
+
+class _Background:
+    """A thread with an event loop, and the session that `make` makes in it, for the process that started it."""
+
+    def __init__(self, make: Callable[[], Session]) -> None:
+        self.pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._lock, self._is_closed = threading.Lock(), False
+        started: Future[Session] = Future()
+        self._thread = threading.Thread(target=self._run, args=(make, started), name="headgate-sdk", daemon=True)
+        self._thread.start()
+        self.session: Session = started.result()
+
+    def do(self, work: Callable[..., object], *args: Any) -> bool:
+        """Schedule work in the loop; return False if the client is closed."""
+        with self._lock:
+            if not self._is_closed:
+                self._loop.call_soon_threadsafe(work, *args)
+            return not self._is_closed
+
+    def result(self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
+        """Run work in the loop and return its result. Raises StoreUnavailable if it does not end in time."""
+        with self._lock:
+            ended = None if self._is_closed else asyncio.run_coroutine_threadsafe(work(), self._loop)
+        try:
+            if ended is not None:
+                return ended.result(seconds)
+        except (TimeoutError, CancelledError):
+            pass
+        raise StoreUnavailable("the client was closed, or is overloaded")
+
+    def stop(self) -> None:
+        """End the thread soon, for a client that was not closed."""
+        if self.pid == os.getpid():
+            self.do(self._loop.stop)
+
+    def close(self) -> None:
+        """End the thread; pending calls fail."""
+        self.stop()
+        self._thread.join(_END_SECONDS)
+
+    def _run(self, make: Callable[[], Session], started: Future[Session]) -> None:
+        async def session_in_loop() -> Session:
+            return make()
+
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        try:
+            session = loop.run_until_complete(session_in_loop())
+        except BaseException as error:  # noqa: BLE001  raised by started.result
+            started.set_exception(error)
+        else:
+            started.set_result(session)
+            loop.run_forever()
+            with self._lock:
+                self._is_closed = True
+            loop.run_until_complete(session.close())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
 
 
 class Client(_ClientBase):
@@ -196,7 +251,7 @@ class Client(_ClientBase):
     Args:
         addresses: of its nodes: ``http://localhost:8080``, ``https://...``, ``grpc://localhost:8081`` or ``grpcs://...``.
             Several nodes take turns, and replace those that are down.
-        options: see `Options`.
+        options: see `ClientOptions`.
 
     Checks are always decided: while the service is unavailable, by the mode of each rule and the last known rules; then
     `Ruling.degraded` says why. Safe for any number of threads, and in forked children.
@@ -205,7 +260,7 @@ class Client(_ClientBase):
     def __init__(self, *addresses: str, **options: Unpack[ClientOptions]) -> None:
         super().__init__(addresses, options)
         self._lock = new_lock()
-        self._thread: Background | None = None
+        self._thread: _Background | None = None
 
     def check(self, request: Request) -> Ruling:
         """Take the request's cost from all limits that apply if all admit it, else from none. A cost of 0 peeks.
@@ -269,7 +324,7 @@ class Client(_ClientBase):
     def statistics(self) -> dict[str, BreakerStatistics]:
         """Return the statistics of each node's circuit breaker, by address; empty before the first call."""
         thread = self._thread
-        return {str(node.endpoint): node.statistics() for node in thread.session.nodes} if thread else {}
+        return {str(node.endpoint): node.breaker.statistics() for node in thread.session.nodes} if thread else {}
 
     def close(self) -> None:
         """Close connections and end the thread; pending checks are decided by the mode."""
@@ -285,14 +340,14 @@ class Client(_ClientBase):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _here(self) -> Background:
+    def _here(self) -> _Background:
         """Return the thread of this process, which a forked child does not inherit."""
         thread = self._thread
         if thread is None or thread.pid != os.getpid():
             with self._lock:
                 thread = self._thread
                 if thread is None or thread.pid != os.getpid():
-                    thread = self._thread = Background(self._session)
+                    thread = self._thread = _Background(self._session)
                     weakref.finalize(self, thread.stop)
         return thread
 
@@ -306,9 +361,9 @@ class Client(_ClientBase):
             return [
                 thread.result(partial(_fetch_rules, session, self._verbs), 2 * RULES_SECONDS + self._settings.timeout)
             ]
-        if isinstance(step, UnbatchedCall):
-            waiting = [PendingCall(b"", self._settings.timeout, Future(), is_repeatable=step.is_repeatable)]
-            is_available = thread.do(session.run, waiting[0], step.send)
+        if callable(step):
+            waiting = [PendingCall(b"", self._settings.timeout, Future(), is_repeatable=True)]
+            is_available = thread.do(session.run, waiting[0], step)
         else:
             waiting = self._pending(step, Future)
             is_available = thread.do(session.submit, waiting)

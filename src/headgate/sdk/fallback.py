@@ -8,7 +8,7 @@ no rules were ever received, the setting `without_rules` decides, and an error i
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TypeVar
 
@@ -16,11 +16,12 @@ from headgate.core.decision import Decision
 from headgate.core.errors import StoreUnavailable, UsageError
 from headgate.core.mode import Mode
 from headgate.core.plan import Call, Limit, Verb, shadowed
-from headgate.engine.ruling import Passed, Receipt, Ruling
+from headgate.engine.ruling import Receipt, Ruling
 from headgate.engine.verbs import Flow, Verbs
 from headgate.flows import drive
 from headgate.policy.compiled import Policy
 from headgate.policy.loading import loads_json
+from headgate.policy.model import Ruleset
 from headgate.policy.request import Request
 from headgate.policy.selection import Verdict
 from headgate.sdk.settings import ClientSettings
@@ -41,13 +42,10 @@ class ServiceFallback:
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings, self._clock = settings, settings.clock
+        self.verbs, self.has_rules = Verbs(Policy(Ruleset()), settings.mode, settings.clock), False
+        """By the last rules of the service, or none."""
         self._fallback = Fallback(self._mode_of, settings.nodes, MAX_KEYS, settings.clock)
-        self._verbs: Verbs | None = None
         self._silent_until = 0.0
-
-    @property
-    def has_rules(self) -> bool:
-        return self._verbs is not None
 
     @property
     def policy(self) -> Policy:
@@ -61,53 +59,33 @@ class ServiceFallback:
             version=fetched.version,
             enforcing=fetched.enforcing,
         )
-        self._verbs = Verbs(policy, self._settings.mode, self._clock)
-
-    def mode_of(self, rule_id: str) -> Mode:
-        return self._verbs.mode_of(rule_id) if self._verbs is not None else self._settings.mode
-
-    def refusal_of(self, rule_id: str) -> tuple[int, str]:
-        """Return status and message of a rule's refusals; the defaults before the rules are known."""
-        return self._verbs.refusal_of(rule_id) if self._verbs is not None else (429, "")
+        self.verbs, self.has_rules = Verbs(policy, self._settings.mode, self._clock), True
 
     def record(self, ruling: Ruling, request: Request) -> None:
-        """Remember a decision of the service."""
-        verbs, decision = self._verbs, ruling.decision
-        if verbs is None or decision is None:
+        verbs, decision = self.verbs, ruling.decision
+        if not self.has_rules or decision is None:
             return
         try:
-            selection = verbs.policy.select(request, self._clock.now(), asking=False)
+            selection = verbs.policy.select(request, self._clock.now(), takes_cost=False)
         except UsageError:  # the local rules are older
             return
         if selection.enforced.rules == ruling.rules:
             self._fallback.record(Call(Verb.CHECK, selection.enforced.plan), decision)
 
-    def check(self, request: Request, failure: ServiceFailure, idempotency_key: str = "") -> Ruling:
-        verbs = self._verbs
-        if verbs is None:
-            return self._undecided(request, failure)
-        if idempotency_key:
-            return self._drive(verbs.check_once(request, idempotency_key), failure)
-        return self._drive(verbs.check(verbs.asked(request)), failure)
-
-    def peek(self, request: Request, failure: ServiceFailure) -> Ruling:
-        verbs = self._verbs
-        return self._undecided(request, failure) if verbs is None else self._drive(verbs.peek(request), failure)
-
-    def is_passed(self, client_id: str, rule_id: str, failure: ServiceFailure) -> Passed:
-        if self._verbs is not None:
-            return self._drive(self._verbs.is_passed(client_id, rule_id), failure)
-        return Passed(self._undecided(Request(rule_id=rule_id), failure).allowed, None, None, None)
+    def decide(self, request: Request, failure: ServiceFailure, verb: Callable[[Verbs], Flow[T]]) -> T | Ruling:
+        """Return the result of a verb, decided locally; without rules, a ruling by the setting for that."""
+        if not self.has_rules:
+            return self._decide_without_rules(request, failure)
+        return self._drive(verb(self.verbs), failure)
 
     def refund(self, ruling: Ruling) -> Ruling:
-        """Refund what was taken locally."""
         return self._drive(self._known().refund(ruling), _LOCAL)
 
     def reset(self, request: Request, *, is_whole: bool) -> None:
         """Reset the local counts, beside those of the service."""
-        if self._verbs is None:
+        if not self.has_rules:
             return
-        flow = self._verbs.reset_all(request) if is_whole else self._verbs.reset(request)
+        flow = self.verbs.reset_all(request) if is_whole else self.verbs.reset(request)
         drive(flow, self._reset)
 
     def close(self) -> None:
@@ -126,7 +104,7 @@ class ServiceFallback:
             return drive(shadowed(call), lambda each: self._decide(each, failure))
         return self._fallback.answer_for(call, failure.reason, failure.wait_us)
 
-    def _undecided(self, request: Request, failure: ServiceFailure) -> Ruling:
+    def _decide_without_rules(self, request: Request, failure: ServiceFailure) -> Ruling:
         mode = self._settings.mode
         allowed = (self._settings.without_rules if mode is Mode.LOCAL else mode) is Mode.ALLOW
         now = monotonic()
@@ -140,9 +118,9 @@ class ServiceFallback:
         return Ruling(allowed, Verdict.UNDECIDED, reason=str(failure.reason), selection=Receipt(request, ""))
 
     def _mode_of(self, limit: Limit) -> Mode:
-        return self._verbs.mode_of_limit(limit) if self._verbs is not None else self._settings.mode
+        return self.verbs.mode_of_limit(limit)  # by the last rules
 
     def _known(self) -> Verbs:
-        if self._verbs is None:
+        if not self.has_rules:
             raise StoreUnavailable("the rules of the service are not known yet")
-        return self._verbs
+        return self.verbs

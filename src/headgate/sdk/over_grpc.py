@@ -25,11 +25,12 @@ from headgate.core.errors import (
     UsageError,
 )
 from headgate.engine.ruling import Reset
-from headgate.engine.written import WrittenRuling, error_of
+from headgate.engine.ruling_json import RulingMessage, error_of
 from headgate.policy.request import Request
-from headgate.protos import framed, message_class
-from headgate.sdk.settings import Credentials, NodeAddress
-from headgate.sdk.transport import BatchTooLarge, CallerRefused, Check, FetchedRules, Outcome, checked
+from headgate.protobuf import framed
+from headgate.protos import message_class
+from headgate.sdk.settings import ClientSettings, NodeAddress
+from headgate.sdk.transport import BatchTooLarge, CallerRefused, Check, FetchedRules, Outcome, decode, validate
 from headgate.stores.deadlines import BUSY_SHARE
 
 _SERVICE = "headgate.v1.RateLimiter"
@@ -50,7 +51,6 @@ _ResetRequest = message_class("headgate.v1.ResetRequest")
 _ResetResponse = message_class("headgate.v1.ResetResponse")
 _RulesRequest = message_class("headgate.v1.RulesRequest")
 _RulesResponse = message_class("headgate.v1.RulesResponse")
-_HealthRequest = message_class("grpc.health.v1.HealthCheckRequest")
 _HealthResponse = message_class("grpc.health.v1.HealthCheckResponse")
 _REQUESTS = b"\x0a"
 """The tag of `requests` in a batch."""
@@ -60,33 +60,20 @@ _UNAUTHENTICATED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_
 _BUSY = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
 
 
-def encode(check: Check) -> bytes:
-    """Encode a check. Raises InvalidRequest, InvalidKey, InvalidCost."""
-    request = checked(check.request)
-    fields = _fields(request) if not check.client_id else {"identifier": check.client_id, "rule_id": request.rule_id}
-    if type(request.cost) is not int:
-        raise InvalidCost(f"cost must be a whole number, not {request.cost!r:.100}")
-    peek = not check.consume or request.cost == 0
-    return _written(_CheckRequest, cost=request.cost, idempotency_key=check.idempotency_key, peek=peek, **fields)
-
-
-def with_key(check: bytes, key: str) -> bytes:
-    """Add an idempotency key to an encoded check: fields of concatenated messages merge."""
-    return check + bytes(_CheckRequest(idempotency_key=key).SerializeToString())
-
-
-def _written(kind: Any, **fields: Any) -> bytes:
+def _encode(kind: Any, **fields: Any) -> bytes:
     """Encode a message with `exact`. Raises InvalidKey, InvalidCost."""
     try:
-        written: bytes = kind(exact=True, **fields).SerializeToString()
+        encoded: bytes = kind(exact=True, **fields).SerializeToString()
     except UnicodeEncodeError as error:
         raise InvalidKey(f"a request must be Unicode text: {error}") from None
     except ValueError as error:  # the cost is the only number
         raise InvalidCost(f"cost must be a whole number up to 100000, not {fields['cost']}: {error}") from None
-    return written
+    return encoded
 
 
 def _fields(request: Request) -> dict[str, Any]:
+    """Return the fields of a message about a request. Raises InvalidRequest, InvalidCost."""
+    validate(request)
     return {
         "principal": dict(request.principal),
         "endpoint": request.endpoint,
@@ -99,28 +86,42 @@ def _fields(request: Request) -> dict[str, Any]:
 
 
 class GrpcTransport:
-    """Calls a node over gRPC; connecting takes at most half of `timeout`, in seconds, as over HTTP."""
+    """Calls a node over gRPC; connecting takes at most half of the timeout, as over HTTP."""
 
-    def __init__(self, endpoint: NodeAddress, identity: Credentials, *, timeout: float) -> None:
-        self._endpoint = endpoint
-        connecting = ("grpc.min_reconnect_backoff_ms", max(100, int(timeout * 500)))
+    def __init__(self, endpoint: NodeAddress, settings: ClientSettings) -> None:
+        self._endpoint, identity = endpoint, settings.identity
+        connecting = ("grpc.min_reconnect_backoff_ms", max(100, int(settings.timeout * 500)))
         options = (*_OPTIONS, connecting)
         self._metadata = tuple(identity.headers.items())
         if endpoint.is_tls:
             identity.context()  # reports unusable files
-            ca, key, cert = (_content(name) for name in (identity.ca, identity.key or identity.cert, identity.cert))
-            credentials = grpc.ssl_channel_credentials(ca, key, cert)
+            files = identity.ca, identity.key or identity.cert, identity.cert
+            contents = [Path(file).read_bytes() if file else None for file in files]
+            credentials = grpc.ssl_channel_credentials(*contents)
             self._channel = grpc.secure_channel(endpoint.place, credentials, options=options)
         else:
             self._channel = grpc.insecure_channel(endpoint.place, options=options)
         paths = {name: f"/{_SERVICE}/{name}" for name in _METHODS} | {"Check": "/grpc.health.v1.Health/Check"}
         self._methods: dict[str, Any] = {name: self._channel.unary_unary(path) for name, path in paths.items()}
 
+    @staticmethod
+    def encode(check: Check) -> bytes:
+        request = check.request
+        fields = _fields(request)
+        if check.client_id:
+            fields = {"identifier": check.client_id, "rule_id": request.rule_id}
+        peek = not check.consume or request.cost == 0
+        return _encode(_CheckRequest, cost=request.cost, idempotency_key=check.idempotency_key, peek=peek, **fields)
+
+    @staticmethod
+    def with_key(check: bytes, key: str) -> bytes:
+        return check + bytes(_CheckRequest(idempotency_key=key).SerializeToString())  # fields of both merge
+
     async def check(self, checks: Sequence[bytes], seconds: float) -> Sequence[Outcome]:
         batch = b"".join([framed(_REQUESTS, each) for each in checks])
         results = self._read(await self._call("CheckRateLimitBatch", batch, seconds), _CheckBatchResponse).results
         if len(results) != len(checks):
-            raise OutcomeUnknown(f"{self._endpoint} answers {len(results)} of {len(checks)} checks")
+            raise OutcomeUnknown(f"{self._endpoint} answered {len(results)} of {len(checks)} checks")
         return [
             error_of(each.error.reason, each.error.message)
             if each.HasField("error")
@@ -128,14 +129,14 @@ class GrpcTransport:
             for each in results
         ]
 
-    async def refund(self, request: Request, charge: str, seconds: float) -> WrittenRuling:
-        message = _written(_RefundRequest, charge=charge, **_fields(checked(request)))
+    async def refund(self, request: Request, charge: str, seconds: float) -> RulingMessage:
+        message = _encode(_RefundRequest, charge=charge, **_fields(request))
         answer = await self._call("RefundCharge", message, seconds)
         return self._ruling(self._read(answer, _QuotaResponse).exact)
 
     async def reset(self, request: Request, seconds: float, *, is_whole: bool) -> Reset:
-        fields = _fields(checked(request)) | {"endpoint": "" if is_whole else request.endpoint or "/"}
-        message = _written(_ResetRequest, **fields)
+        fields = _fields(request) | {"endpoint": "" if is_whole else request.endpoint or "/"}
+        message = _encode(_ResetRequest, **fields)
         answer = self._read(await self._call("ResetLimit", message, seconds), _ResetResponse)
         return Reset(tuple(answer.rules), tuple(answer.shared), answer.reason)
 
@@ -144,14 +145,11 @@ class GrpcTransport:
         answer = self._read(await self._call("GetRules", message.SerializeToString(), seconds), _RulesResponse)
         if not answer.document:
             return None
-        try:
-            found = msgspec.json.decode(answer.document, type=FetchedRules)
-        except (ValueError, RecursionError) as error:
-            raise OutcomeUnknown(f"{self._endpoint} answers, but not like Headgate: {error}") from None
+        found = decode(self._endpoint, answer.document, FetchedRules)
         return msgspec.structs.replace(found, etag=answer.etag)
 
     async def ready(self, seconds: float) -> None:
-        answer = self._read(await self._call("Check", _HealthRequest().SerializeToString(), seconds), _HealthResponse)
+        answer = self._read(await self._call("Check", b"", seconds), _HealthResponse)
         if answer.status != 1:
             raise StoreBusy(f"{self._endpoint} is not ready: it is starting or draining")
 
@@ -178,35 +176,28 @@ class GrpcTransport:
     def _error(self, call: Any) -> StoreError | UsageError:
         status, details = call.code(), call.details() or ""
         trailers = {name: value for name, value in call.trailing_metadata() or () if isinstance(value, str)}
-        said = f"{self._endpoint} answers {status.name}: {details}"
+        message = f"{self._endpoint} answered {status.name}: {details}"
         if status in _INVALID:
             return error_of(trailers.get("headgate-error", ""), details)
         if status in _UNAUTHENTICATED:
-            return CallerRefused(said)
+            return CallerRefused(message)
         if status in _BUSY and _PUSHBACK in trailers:
-            return StoreBusy(said)
+            return StoreBusy(message)
         if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return BatchTooLarge(said)
+            return BatchTooLarge(message)
         surely_not = status is grpc.StatusCode.UNIMPLEMENTED or "failed to connect" in details.lower()
-        return StoreUnavailable(said) if surely_not else OutcomeUnknown(said)
+        return StoreUnavailable(message) if surely_not else OutcomeUnknown(message)
 
-    def _ruling(self, exact: str) -> WrittenRuling:
+    def _ruling(self, exact: str) -> RulingMessage:
         if not exact:
             raise OutcomeUnknown(f"{self._endpoint} answers without `exact`: an older version, or not Headgate")
-        try:
-            return msgspec.json.decode(exact, type=WrittenRuling)
-        except (ValueError, RecursionError) as error:
-            raise OutcomeUnknown(f"{self._endpoint} answers, but not like Headgate: {error}") from None
+        return decode(self._endpoint, exact, RulingMessage)
 
     def _read(self, answer: bytes, kind: Any) -> Any:
         try:
             return kind.FromString(answer)
         except DecodeError as error:
-            raise OutcomeUnknown(f"{self._endpoint} answers, but not like Headgate: {error}") from None
-
-
-def _content(name: str) -> bytes | None:
-    return Path(name).read_bytes() if name else None
+            raise OutcomeUnknown(f"{self._endpoint} responded, but not like a Headgate service: {error}") from None
 
 
 def _wake(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:

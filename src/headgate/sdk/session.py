@@ -23,9 +23,9 @@ from typing import Any, TypeAlias
 
 from headgate.core.errors import HeadgateError, OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable, UsageError
 from headgate.sdk.fallback import ServiceFallback
-from headgate.sdk.settings import ClientSettings, Credentials, NodeAddress
+from headgate.sdk.settings import ClientSettings, NodeAddress
 from headgate.sdk.transport import MAX_BATCH_BYTES, BatchTooLarge, FetchedRules, ServiceFailure, Transport, result_of
-from headgate.stores.breaker import Breaker, BreakerStatistics, Circuit
+from headgate.stores.breaker import Breaker, Circuit
 from headgate.stores.circuits import Reason, reason_of
 from headgate.stores.deadlines import ServerTime
 
@@ -42,7 +42,9 @@ RULES_SECONDS = 5.0
 RULES_SOON = 1.0
 """Retry interval until the rules are first fetched."""
 _CLOSED = Circuit.CLOSED
-_NOT_AWAITED = ServiceFailure(Reason.OUTCOME_UNKNOWN, OutcomeUnknown("the client was closed before the answer came"), 1)
+_NOT_AWAITED = ServiceFailure(
+    Reason.OUTCOME_UNKNOWN, OutcomeUnknown("the client was closed before the response arrived"), 1
+)
 _LOG = logging.getLogger("headgate.sdk")
 Send: TypeAlias = Callable[[Transport, Sequence["PendingCall"], float], Awaitable[Sequence[Any]]]
 """Sends calls to a node within a number of seconds, and returns an outcome for each."""
@@ -54,10 +56,10 @@ class PendingCall:
     `seconds` is its timeout, from submission; `answer` is a future of a thread or an event loop.
     """
 
-    __slots__ = ("answer", "deadline", "is_repeatable", "question", "seconds", "since")
+    __slots__ = ("answer", "deadline", "is_repeatable", "payload", "seconds", "since")
 
-    def __init__(self, question: bytes, seconds: float, answer: Any, *, is_repeatable: bool) -> None:
-        self.question, self.seconds, self.answer = question, seconds, answer
+    def __init__(self, payload: bytes, seconds: float, answer: Any, *, is_repeatable: bool) -> None:
+        self.payload, self.seconds, self.answer = payload, seconds, answer
         self.is_repeatable = is_repeatable
         self.since = self.deadline = 0.0
 
@@ -71,70 +73,51 @@ class PendingCall:
 
 
 class ServiceNode:
-    """One node of the service, and its circuit breaker."""
-
-    __slots__ = ("_breaker", "endpoint", "in_flight", "pending_since", "responded_at", "transport")
+    __slots__ = ("breaker", "endpoint", "in_flight", "pending_since", "responded_at", "transport")
 
     def __init__(self, endpoint: NodeAddress, transport: Transport) -> None:
         self.endpoint, self.transport = endpoint, transport
         self.in_flight = 0
         self.responded_at = -RECENT_SECONDS
         self.pending_since = 0.0  # of the oldest wait for any response
-        self._breaker = Breaker()
+        self.breaker = Breaker()
 
     def is_overdue(self, now: float) -> bool:
         return self.in_flight > 0 and now - self.pending_since > RECENT_SECONDS
 
     @property
     def is_available(self) -> bool:
-        return self._breaker.state is _CLOSED
-
-    def ticket(self) -> int:
-        return self._breaker.ask(_ticks())
-
-    def probe_ticket(self) -> int:
-        """Return the ticket of a probe if one is due, else 0."""
-        return 0 if self.is_available else self._breaker.ask(_ticks())
+        return self.breaker.state is _CLOSED
 
     def wait_us(self) -> int:
-        """Return the microseconds until the next probe."""
-        return self._breaker.wait_us(_ticks())
+        return self.breaker.wait_us(_ticks())
 
     def succeeded(self, ticket: int) -> None:
-        if not self._breaker.is_healthy and self._breaker.succeeded(ticket):
-            _LOG.warning("%s answers again", self.endpoint)
+        if not self.breaker.is_healthy and self.breaker.succeeded(ticket):
+            _LOG.warning("%s responds again", self.endpoint)
 
     def failed(self, ticket: int, error: BaseException) -> None:
         """Record a failure, unless the error is not the node's."""
         if not isinstance(error, StoreError) or isinstance(error, StoreBusy):
-            self._breaker.abandoned(ticket, _ticks())
-        elif self._breaker.failed(ticket, _ticks()):
-            _LOG.warning("%s does not answer (%s): using the fallback until it does", self.endpoint, error)
+            self.breaker.abandoned(ticket, _ticks())
+        elif self.breaker.failed(ticket, _ticks()):
+            _LOG.warning("%s is unavailable (%s): using the fallback until it responds", self.endpoint, error)
 
     def trip(self, error: StoreError) -> None:
         """Open the circuit after a failure while other nodes respond."""
-        if self._breaker.trip(_ticks()):
-            _LOG.warning("%s does not answer (%s): using other nodes until it does", self.endpoint, error)
-
-    def statistics(self) -> BreakerStatistics:
-        return self._breaker.statistics()
+        if self.breaker.trip(_ticks()):
+            _LOG.warning("%s is unavailable (%s): using other nodes until it responds", self.endpoint, error)
 
 
 class Session:
     """Calls to the nodes of a service. It belongs to the event loop that it was made in, and is not thread-safe.
 
-    `with_key` adds an idempotency key to an encoded call; `fallback` receives the rules of the service.
+    `fallback` receives the rules of the service.
     """
 
-    def __init__(
-        self,
-        settings: ClientSettings,
-        transport: Callable[[NodeAddress, Credentials], Transport],
-        with_key: Callable[[bytes, str], bytes],
-        fallback: ServiceFallback | None,
-    ) -> None:
+    def __init__(self, settings: ClientSettings, transport: type[Transport], fallback: ServiceFallback | None) -> None:
         self.loop = asyncio.get_running_loop()
-        self.nodes = [ServiceNode(endpoint, transport(endpoint, settings.identity)) for endpoint in settings.endpoints]
+        self.nodes = [ServiceNode(endpoint, transport(endpoint, settings)) for endpoint in settings.endpoints]
         self._timeout, self._rules_every = settings.timeout, settings.rules_every
         self._queue: deque[PendingCall] = deque()
         self._is_scheduled, self._is_closed = False, False
@@ -146,12 +129,11 @@ class Session:
         self._attempts: dict[asyncio.Timeout, tuple[float, Sequence[PendingCall]]] = {}
         """When each attempt ends, and its calls."""
         self._keys = (f"{token_hex(16)}-{number}" for number in count())
-        self._with_key = with_key
+        self._with_key = transport.with_key
         if fallback is not None:
             self._start(self._follow_rules(fallback))
 
     def submit(self, calls: Iterable[PendingCall]) -> None:
-        """Queue calls for the next batch."""
         self._time.watch()
         now = self._time.time()
         for each in calls:
@@ -159,7 +141,7 @@ class Session:
             if self._is_closed:
                 each.resolve(self._unavailable("the client was closed"))
             elif len(self._queue) >= MAX_QUEUE:
-                each.resolve(_overloaded(f"{MAX_QUEUE} calls wait already"))
+                each.resolve(_overload(f"{MAX_QUEUE} calls wait already"))
             else:
                 self._queue.append(each)
         if not self._is_scheduled:  # one batch for the whole turn of the loop
@@ -177,7 +159,6 @@ class Session:
             self._start(self._call_nodes(node, [call], send))
 
     async def fetch_rules(self, fallback: ServiceFallback) -> None:
-        """Fetch the rules for the fallback. Raises StoreError or UsageError."""
         seconds = max(self._timeout, RULES_SECONDS)
 
         async def send(transport: Transport, _: Sequence[PendingCall], left: float) -> Sequence[FetchedRules | None]:
@@ -192,7 +173,7 @@ class Session:
 
     async def ready(self) -> None:
         """Return once a node is ready. Raises StoreError."""
-        error: HeadgateError = StoreUnavailable("no node was asked")
+        error: HeadgateError = StoreUnavailable("no node was reached")
         for node in self.nodes:
             try:
                 await self._ready(node)
@@ -207,15 +188,12 @@ class Session:
             async with asyncio.timeout(self._timeout):
                 await node.transport.ready(self._timeout)
         except TimeoutError:
-            raise StoreUnavailable(f"{node.endpoint} does not answer in {self._timeout:g} s") from None
+            raise StoreUnavailable(f"{node.endpoint} did not respond within {self._timeout:g} s") from None
 
     async def close(self) -> None:
         """Stop; pending calls fail."""
         self._is_closed = True
-        waiting = list(self._queue)
-        self._queue.clear()
-        for each in waiting:
-            each.resolve(self._unavailable("the client was closed"))
+        self._fail_queued("the client was closed")
         await asyncio.sleep(0)  # a task that never began would resolve nothing
         for task in tuple(self._tasks):
             task.cancel()
@@ -225,27 +203,31 @@ class Session:
 
     def _dispatch(self) -> None:
         self._is_scheduled = False
-        self._start_probes()
+        for node in self.nodes:
+            if not node.is_available and (ticket := node.breaker.permit(_ticks())):
+                self._start(self._probe(node, ticket))
         while self._queue:
-            node = self._next_node(())
-            if node is None:
-                waiting = list(self._queue)
-                self._queue.clear()
-                failure = self._unavailable()
-                for each in waiting:
-                    each.resolve(failure)
+            free = self._next_node(())
+            if free is None:
+                self._fail_queued("")
                 return
-            if node.in_flight >= IN_FLIGHT:
+            if free.in_flight >= IN_FLIGHT:
                 return
             if batch := self._next_batch():
-                self._start(self._call_nodes(node, batch, _check))
+                self._start(self._call_nodes(free, batch, _check))
+
+    def _fail_queued(self, why: str) -> None:
+        failure, waiting = self._unavailable(why), list(self._queue)
+        self._queue.clear()
+        for each in waiting:
+            each.resolve(failure)
 
     def _next_batch(self) -> list[PendingCall]:
         """Take the next batch from the queue, without calls that were cancelled."""
         batch: list[PendingCall] = []
         size = 0
         while self._queue and len(batch) < self._largest:
-            size += len(self._queue[0].question)
+            size += len(self._queue[0].payload)
             if size > MAX_BATCH_BYTES and batch:
                 break
             first = self._queue.popleft()
@@ -255,11 +237,11 @@ class Session:
 
     def _next_node(self, tried: Sequence[ServiceNode]) -> ServiceNode | None:
         """Return the least busy available node, in rotation; None if there is none."""
-        asked = [node for node in self.nodes if node.is_available and node not in tried]
-        if not asked:
+        found = [node for node in self.nodes if node.is_available and node not in tried]
+        if not found:
             return None
-        turn, now = next(self._turns) % len(asked), self._time.time()
-        return min(asked[turn:] + asked[:turn], key=lambda node: (node.is_overdue(now), node.in_flight))
+        turn, now = next(self._turns) % len(found), self._time.time()
+        return min(found[turn:] + found[:turn], key=lambda node: (node.is_overdue(now), node.in_flight))
 
     async def _call_nodes(self, node: ServiceNode | None, waiting: list[PendingCall], send: Send) -> None:
         """Try nodes until one responds, and resolve all calls."""
@@ -309,10 +291,10 @@ class Session:
             self._add_keys(waiting)
         left = max(each.deadline for each in waiting) - now
         if left <= 0:  # not the node's fault
-            return _overloaded("no time left for the call")
+            return _overload("no time left for the call")
         if has_others and all(each.is_repeatable for each in waiting):
             left /= ATTEMPTS
-        ticket = node.ticket()
+        ticket = node.breaker.permit(_ticks())
         try:
             outcomes = await self._send(node, waiting, send, now, left)
         except TimeoutError:
@@ -341,6 +323,7 @@ class Session:
         node.in_flight += 1
         limit = asyncio.timeout(None)
         self._attempts[limit] = now + left, waiting
+        self._time.watch()  # a tick between the queue and this attempt has seen no call
         try:
             async with limit:
                 return list(await send(node.transport, waiting, left))
@@ -351,7 +334,7 @@ class Session:
     def _add_keys(self, waiting: Sequence[PendingCall]) -> None:
         for each in waiting:
             if not each.is_repeatable:
-                each.question, each.is_repeatable = self._with_key(each.question, next(self._keys)), True
+                each.payload, each.is_repeatable = self._with_key(each.payload, next(self._keys)), True
 
     def _responded(self, node: ServiceNode, ticket: int) -> None:
         node.responded_at = node.pending_since = self._time.time()
@@ -362,8 +345,8 @@ class Session:
         now, responded_at = self._time.time(), max(node.responded_at for node in self.nodes)
         while self._queue and self._queue[0].deadline <= now:
             each = self._queue.popleft()
-            why = f"it was not asked in {each.seconds:g} s"
-            each.resolve(_overloaded(why) if responded_at > each.since else self._unavailable(why))
+            why = f"it was not sent in {each.seconds:g} s"
+            each.resolve(_overload(why) if responded_at > each.since else self._unavailable(why))
         for limit, (until, waiting) in self._attempts.items():
             for each in waiting:
                 if each.deadline <= now and not each.answer.done():
@@ -382,11 +365,6 @@ class Session:
         message = f"{places} failed before; next attempt in {wait_us / 1e6:g} s"
         return ServiceFailure(Reason.CIRCUIT_OPEN, StoreUnavailable(message), wait_us)
 
-    def _start_probes(self) -> None:
-        for node in self.nodes:
-            if ticket := node.probe_ticket():
-                self._start(self._probe(node, ticket))
-
     async def _probe(self, node: ServiceNode, ticket: int) -> None:
         try:
             await self._ready(node)
@@ -399,7 +377,6 @@ class Session:
             node.succeeded(ticket)
 
     async def _follow_rules(self, fallback: ServiceFallback) -> None:
-        """Keep the fallback's rules current."""
         while True:
             try:
                 await self.fetch_rules(fallback)
@@ -419,12 +396,12 @@ class Session:
             _LOG.error("a background task of the client failed", exc_info=error)
 
 
-def _overloaded(why: str) -> ServiceFailure:
+def _overload(why: str) -> ServiceFailure:
     return ServiceFailure(Reason.OVERLOADED, StoreBusy(why), 1)
 
 
 async def _check(transport: Transport, waiting: Sequence[PendingCall], seconds: float) -> Sequence[Any]:
-    return await transport.check([each.question for each in waiting], seconds)
+    return await transport.check([each.payload for each in waiting], seconds)
 
 
 def _ticks() -> int:

@@ -27,8 +27,6 @@ _PORTS = {"http": 8080, "https": 443, "grpc": 8081, "grpcs": 443}
 
 
 class ClientOptions(TypedDict, total=False):
-    """Options of both clients."""
-
     timeout: float
     """Seconds for a whole call, up to 3600; 0.5 by default. Then the mode of the rules decides."""
     caller_key: str
@@ -53,8 +51,6 @@ class ClientOptions(TypedDict, total=False):
 
 
 class NodeAddress(msgspec.Struct, frozen=True):
-    """The address of a node."""
-
     scheme: str
     host: str
     port: int
@@ -108,8 +104,6 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class ClientSettings(msgspec.Struct, frozen=True):
-    """Validated options."""
-
     endpoints: tuple[NodeAddress, ...]
     identity: Credentials
     timeout: float
@@ -134,7 +128,7 @@ def parse_settings(addresses: Sequence[str], options: ClientOptions) -> ClientSe
         raise UsageError(f"duplicate address: {', '.join(map(str, endpoints))}")
     identity = Credentials(*[_text(name, options.get(name, "")) for name in ("ca", "cert", "key", "caller_key")])
     if (identity.ca or identity.cert) and not endpoints[0].is_tls:
-        raise UsageError(f"ca, cert and key require TLS: {endpoints[0]} should be https:// or grpcs://")
+        raise UsageError(f"ca, cert and key require TLS: {endpoints[0]} must be https:// or grpcs://")
     without_rules = checked_mode(options.get("without_rules", Mode.DENY), "without_rules")
     if without_rules is Mode.LOCAL:
         raise UsageError("without_rules must be deny or allow: there are no rules for a local decision")

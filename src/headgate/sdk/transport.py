@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from headgate.core.errors import StoreBusy, StoreError, UsageError
+from headgate.core.errors import InvalidCost, OutcomeUnknown, StoreBusy, StoreError, UsageError
 from headgate.engine.ruling import Reset
-from headgate.engine.written import WrittenRuling
+from headgate.engine.ruling_json import RulingMessage
 from headgate.policy.request import InvalidRequest, Request
+from headgate.sdk.settings import ClientSettings, NodeAddress
 from headgate.stores.circuits import Reason
 
-Outcome: TypeAlias = WrittenRuling | UsageError
+Outcome: TypeAlias = RulingMessage | UsageError
 """A ruling, or what is wrong with the check."""
+T = TypeVar("T")
 MAX_BATCH_BYTES = 200_000
 """Of a batch: the service limits gRPC messages to 256 KB."""
 
@@ -28,8 +30,6 @@ class BatchTooLarge(StoreBusy):
 
 
 class Check(NamedTuple):
-    """A check or peek of a request."""
-
     request: Request
     consume: bool = True
     """Whether to take the cost if the request passes."""
@@ -39,13 +39,10 @@ class Check(NamedTuple):
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether it is idempotent."""
         return not self.consume or self.idempotency_key != "" or self.request.cost == 0
 
 
 class ServiceFailure(NamedTuple):
-    """The service did not answer, and why."""
-
     reason: Reason
     error: StoreError
     wait_us: int
@@ -59,38 +56,40 @@ class FetchedRules(msgspec.Struct, frozen=True):
     etag: str = ""
 
 
-class Fault(msgspec.Struct):
-    pointer: str = ""
-    detail: str = ""
-
-
 class Problem(msgspec.Struct):
-    """An error response: RFC 9457."""
-
     title: str = ""
     detail: str = ""
     code: str = ""
-    errors: tuple[Fault, ...] = ()
+    errors: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def places(self) -> list[str]:
+        return [f"{each.get('pointer') or 'the request'} {each.get('detail', '')}" for each in self.errors]
 
     def __str__(self) -> str:
-        places = [f"{each.pointer or 'the request'} {each.detail}" for each in self.errors]
-        return "; ".join([self.detail or self.title, *places])
+        return "; ".join([self.detail or self.title, *self.places])
 
 
 class Transport(Protocol):
-    """Calls one node, within a number of seconds.
+    """Calls one node, within a number of seconds, and encodes checks for that.
 
     Its errors state what happened. StoreUnavailable, StoreBusy: the node did nothing. OutcomeUnknown: it may have.
     UsageError: the call or the caller is refused.
     """
 
-    async def check(self, checks: Sequence[bytes], seconds: float) -> Sequence[Outcome]:
-        """Send a batch of checks, each in the form of this transport's `encode`."""
+    def __init__(self, endpoint: NodeAddress, settings: ClientSettings) -> None: ...
+
+    @staticmethod
+    def encode(check: Check) -> bytes:
+        """Encode a check. Raises InvalidRequest, InvalidKey, InvalidCost."""
         ...
 
-    async def refund(self, request: Request, charge: str, seconds: float) -> WrittenRuling:
-        """Refund a charge."""
-        ...
+    @staticmethod
+    def with_key(check: bytes, key: str) -> bytes: ...
+
+    async def check(self, checks: Sequence[bytes], seconds: float) -> Sequence[Outcome]: ...
+
+    async def refund(self, request: Request, charge: str, seconds: float) -> RulingMessage: ...
 
     async def reset(self, request: Request, seconds: float, *, is_whole: bool) -> Reset:
         """Reset the limits of a request, or with `is_whole` all limits of its principals."""
@@ -100,11 +99,17 @@ class Transport(Protocol):
         """Return the rules in force; None if they still have this ETag."""
         ...
 
-    async def ready(self, seconds: float) -> None:
-        """Return if the node is ready."""
-        ...
+    async def ready(self, seconds: float) -> None: ...
 
     async def close(self) -> None: ...
+
+
+def decode(node: NodeAddress, body: str | bytes, form: type[T]) -> T:
+    """Return the JSON of a response as `form`. Raises OutcomeUnknown."""
+    try:
+        return msgspec.json.decode(body, type=form)
+    except (ValueError, RecursionError) as error:
+        raise OutcomeUnknown(f"{node} responded, but not like a Headgate service: {error}") from None
 
 
 def result_of(outcome: Any) -> Any:
@@ -116,8 +121,8 @@ def result_of(outcome: Any) -> Any:
     return outcome
 
 
-def checked(request: Request) -> Request:
-    """Return a request of valid types. Raises InvalidRequest."""
+def validate(request: Request) -> Request:
+    """Return the request if its types are valid. Raises InvalidRequest, InvalidCost."""
     try:
         texts = [*request.principal.items(), *request.attributes.items()]
         texts.append((request.endpoint, request.method))
@@ -128,4 +133,6 @@ def checked(request: Request) -> Request:
     for name, value in texts:
         if not (isinstance(name, str) and isinstance(value, str)):
             raise InvalidRequest(f"a request consists of text: {name!r:.100} is {value!r:.100}")
+    if type(request.cost) is not int:
+        raise InvalidCost(f"cost must be a whole number, not {request.cost!r:.100}")
     return request

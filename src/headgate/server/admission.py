@@ -30,17 +30,8 @@ from headgate.server.wire.admission import NotAdmitted
 from headgate.server.wire.grpc.calls import StatusCode
 from headgate.server.wire.messages import NOBODY, Headers, Peer
 
-EXEMPT: Final = frozenset(
-    {
-        b"/healthz",
-        b"/readyz",
-        b"/healthcheck",
-        b"/metrics",
-        b"/grpc.health.v1.Health/Check",
-        b"/grpc.health.v1.Health/List",
-        b"/grpc.health.v1.Health/Watch",
-    }
-)
+_HEALTH_CALLS = (b"/grpc.health.v1.Health/Check", b"/grpc.health.v1.Health/List", b"/grpc.health.v1.Health/Watch")
+EXEMPT: Final = frozenset({b"/healthz", b"/readyz", b"/healthcheck", b"/metrics", *_HEALTH_CALLS})
 _KEYLESS: Final = frozenset({path.encode() for path in REFERENCE})
 CALLER_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
 """Headers in which callers send their keys."""
@@ -71,14 +62,10 @@ _TOO_LARGE = (
 
 
 class AdmissionController:
-    """Decides which requests a process admits.
+    """Admits requests of a process, up to a rate per second (0 for no limit), and a number in flight at once.
 
-    Args:
-        per_second: requests admitted per second; 0 for no limit.
-        in_flight: requests in flight at once.
-        keys: returns the keys accepted now; None to require no key.
-        shed: called with the path of each request refused because of overload.
-        clock: of the ceiling, for tests.
+    `keys` returns the keys accepted now; without it, none is required. `shed` is called with the path of each request
+    refused because of overload.
     """
 
     def __init__(

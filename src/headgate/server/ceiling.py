@@ -73,7 +73,6 @@ class FairShare:
         self._sharers = self._sharers_before = 0  # in this slice, and in the previous one
 
     def ran_out(self, now: int) -> None:
-        """Apply shares from now on, since there were too few tokens."""
         self.scarce_until = now + _SCARCE_US
 
     def may(self, usage: Usage, now: int) -> bool:
@@ -101,7 +100,7 @@ class FairShare:
         self._sharers += 1
 
     def _share(self, us: int) -> int:
-        """Return one connection's share of the tokens of so many microseconds."""
+        """Return one connection's share of the tokens of a period in microseconds."""
         return self._per_second * us // SECOND // max(self._sharers, self._sharers_before, 1)
 
 

@@ -11,20 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from headgate.config.yaml_text import text_of
 from headgate.core.errors import UsageError
 from headgate.live import EVERY, FileSource, Live, Source
 from headgate.policy.envoy import LiveDescriptors
 from headgate.policy.key_file import CONSUMER_PREFIX, CONSUMERS, KeySource, SharedKey
 from headgate.policy.live import LivePolicy, NoRules, rules_file
-from headgate.policy.loading import text_of
 from headgate.policy.model import Ruleset
 from headgate.policy.snapshot import SnapshotSource, snapshot_folder
 from headgate.server.caller_keys import CallerKeys
 from headgate.server.deprecations import load_deprecations
-from headgate.server.identity.loading import FORWARDED_FOR, load_identity
+from headgate.server.identity import FORWARDED_FOR, load_identity
 from headgate.server.proxied_clients import LOOPBACK
 from headgate.server.settings import KEYS_OF_DATABASE, Settings
-from headgate.server.wire.tls import Tls, TlsFiles
+from headgate.server.wire.tls import Tls, mismatch
 from headgate.web.address import AddressReader
 from headgate.web.apikey import NO_KEYS, ApiKeys, Holder
 from headgate.web.deprecation import Deprecations
@@ -58,9 +58,8 @@ class Configuration:
         self.callers: Live[CallerKeys] | None = None
         """The keys of callers; None if none are required."""
         if settings.caller_keys:
-            self.callers = Live(
-                caller_source(settings), lambda keys, _: keys, what="caller keys", every=_keys_every(settings)
-            )
+            every = _keys_every(settings)
+            self.callers = Live(caller_source(settings), lambda keys, _: keys, what="caller keys", every=every)
         found: dict[str, Live[Any] | None] = {
             "rules": self.rules,
             "descriptors": self.descriptors,
@@ -69,7 +68,7 @@ class Configuration:
             "certificates": None if self.tls is None else self.tls.live,
         }
         self.lives = {name: live for name, live in found.items() if live is not None}
-        """All that can change, by its name in metrics."""
+        """Everything that can change, by its name in metrics."""
 
     def identifier(self) -> Identifier:
         return self._usual if self._identity is None else self._identity.value
@@ -98,13 +97,7 @@ def rules_of(settings: Settings) -> Source[Ruleset]:
 
 
 class WithKeys(Generic[F, T]):
-    """A file and the keys of a database, either or both, followed as one source.
-
-    Args:
-        file: the file, if any.
-        shared: the keys, if there is a database.
-        combine: makes one value of both.
-    """
+    """A file and the keys of a database, either or both, followed as one source; `combine` makes one value of both."""
 
     def __init__(
         self,
@@ -120,30 +113,27 @@ class WithKeys(Generic[F, T]):
         """Whether there is a change to return: an invalid file must not keep revoked keys in force."""
 
     def read(self) -> T:
-        """Return the present value. Raises UsageError, OSError."""
         if self._shared:
             self._keys, self._is_new = self._shared.read(), True
         if self._file:
             self._of_file = self._file.read()
-        return self._combined()
+        return self._merge()
 
     def changed(self) -> T | None:
-        """Return the value if it changed. Raises UsageError, OSError."""
         shared = self._shared.changed() if self._shared else None
         if shared is not None:
             self._keys, self._is_new = shared, True
         file = self._file.changed() if self._file else None
         if file is not None:
             self._of_file, self._is_new = file, True
-        return self._combined() if self._is_new else None
+        return self._merge() if self._is_new else None
 
-    def _combined(self) -> T:
+    def _merge(self) -> T:
         self._is_new = False
         return self._combine(self._of_file, self._keys)
 
 
 def caller_source(settings: Settings) -> WithKeys[CallerKeys, CallerKeys]:
-    """Return the source of caller keys: a file, the database, or both."""
     file: FileSource[CallerKeys] | None = None
     if settings.caller_keys != KEYS_OF_DATABASE:
         file = FileSource(settings.caller_keys, lambda path: CallerKeys.parse(text_of(path), str(path)))
@@ -160,12 +150,10 @@ def _key_source(settings: Settings, *file: str) -> KeySource | None:
 
 
 def _keys_every(settings: Settings) -> float:
-    """Return how often keys are read, in seconds."""
     return _KEYS_EVERY if settings.database or settings.consumers else EVERY
 
 
 def deprecations_of(settings: Settings) -> Deprecations:
-    """Return the deprecated paths of the HTTP APIs. Raises InvalidRules."""
     return load_deprecations(settings.deprecations) if settings.deprecations else Deprecations()
 
 
@@ -217,21 +205,10 @@ def live_identity(settings: Settings) -> Live[Identifier] | None:
 def _tls(settings: Settings) -> Tls | None:
     if not settings.tls_cert:
         return None
-    authority = Path(settings.client_ca) if settings.client_ca else None
+    certificate, key = Path(settings.tls_cert), Path(settings.tls_key)
     try:
-        return Tls(TlsFiles(Path(settings.tls_cert), Path(settings.tls_key), authority))
+        return Tls(certificate, key, Path(settings.client_ca) if settings.client_ca else None)
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(filter(None, (settings.tls_cert, settings.tls_key, settings.client_ca)))
-        hint = "they are swapped" if _is_swapped(settings) else "they must be PEM files"
-        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
-            hint = "the key belongs to another certificate"
+        hint = mismatch(error, certificate, key) or "they must be PEM files"
         raise UsageError(f"the certificates cannot be used ({files}): {error}: {hint}") from None
-
-
-def _is_swapped(settings: Settings) -> bool:
-    """Whether the certificate's file has the key, and the key's file the certificate."""
-    try:
-        certificate, key = (Path(file).read_bytes() for file in (settings.tls_cert, settings.tls_key))
-    except OSError:
-        return False
-    return b"PRIVATE KEY-" in certificate and b"PRIVATE KEY-" not in key and b"BEGIN CERTIFICATE-" in key

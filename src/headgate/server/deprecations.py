@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from os import PathLike, fspath
 
-from headgate.config.problems import Findings, ProblemKind
+from headgate.config.problems import Findings
 from headgate.config.schema import Field, ListOf, Record, Scalar
 from headgate.config.times import moment
 from headgate.config.yaml_text import Document, text_of
@@ -54,10 +54,10 @@ def load_deprecations(path: str | PathLike[str]) -> Deprecations:
         entry = Deprecation(**given)
         place = ("deprecations", index)
         if entry.path in entries:
-            findings.add((*place, "path"), f"{entry.path} is listed twice", kind=ProblemKind.MEANING)
+            findings.reject((*place, "path"), f"{entry.path} is listed twice")
         if entry.sunset is not None and entry.sunset < entry.deprecated:
             wrong = "is before the path is deprecated"
-            findings.add((*place, "sunset"), wrong, "a time after `deprecated`", kind=ProblemKind.MEANING)
+            findings.reject((*place, "sunset"), wrong, accepted="a time after `deprecated`")
         elif entry.sunset is not None and entry.sunset - entry.deprecated < NOTICE_US:
             wrong = "is less than six months after the path is deprecated"
             findings.warn((*place, "sunset"), wrong, "a later time: clients need time to migrate")

@@ -17,22 +17,20 @@ from headgate.engine import AsyncEngine
 from headgate.engine.descriptors import AsyncDescriptorEngine
 from headgate.observe import metrics
 from headgate.observe.logs import Principals
-from headgate.observe.principal_use import WindowUse
 from headgate.observe.readings import of_callers, of_live, of_number, of_snapshot
 from headgate.observe.recorder import Recorder
-from headgate.observe.refusals import Refusal
 from headgate.observe.tracing import Tracing
-from headgate.observe.workers import Slice, Slots
+from headgate.observe.workers import CounterFiles
 from headgate.server import authz, rls, rpc
 from headgate.server.admission import CALLER_HEADERS, AdmissionController
+from headgate.server.api.bodies import Timestamps
 from headgate.server.api.forward_auth import ForwardAuth
 from headgate.server.api.pages import reference_pages
-from headgate.server.api.questions import Timestamps
 from headgate.server.api.routes import BATCH, CHECK, FORWARD_AUTH, REFUND, RESET, RULES, application, statuses_of
 from headgate.server.configuration import Configuration
 from headgate.server.decisions import Decisions
 from headgate.server.deprecations import announcing
-from headgate.server.ports import room_for, stand_aside, stop_accepting
+from headgate.server.ports import room_for, stop_accepting, stop_listening
 from headgate.server.readiness import Readiness
 from headgate.server.rls.json_form import JsonForm
 from headgate.server.rpc import ratelimiter
@@ -72,32 +70,27 @@ APIS: Mapping[bytes, str] = {
 class Node:
     """Serves in the event loop in which it is created.
 
-    Args:
-        settings: of the service.
-        slot: the number of this worker, from 0.
-        folder: where the workers share their measurements; empty if this is the only process.
-
-    Raises:
-        UsageError: rules, certificates or another file cannot be used.
+    It is one of several workers if it has a `folder`, where they share their measurements. Raises UsageError if a file,
+    such as the rules or a certificate, is invalid.
     """
 
-    def __init__(self, settings: Settings, *, slot: int = 0, folder: str = "") -> None:
+    def __init__(self, settings: Settings, *, worker: int = 0, folder: str = "") -> None:
         self._settings, self._timestamps = settings, Timestamps(ignored=settings.client_timestamps == "ignore")
         self._headers = ResponseHeaders(reset_format=settings.reset_format)
         files = self._files = Configuration(settings)
         self._tracing = Tracing() if settings.tracing else None
-        self.engine = AsyncEngine(
-            files.rules,
-            store=settings.store_address,
-            on_store_failure=settings.on_store_failure,
-            nodes=settings.shares,
-            is_cached=True,
-            store_options=settings.store_options,
-        )
-        self._slots = Slots(folder) if folder else None
-        self._recorder = Recorder(
-            self._slots,
-            slot,
+        options: dict[str, Any] = {
+            "store": settings.store_address,
+            "on_store_failure": settings.on_store_failure,
+            "nodes": settings.shares,
+            "is_cached": True,
+            "store_options": settings.store_options,
+        }
+        self.engine = AsyncEngine(files.rules, **options)
+        self._counters = CounterFiles(folder) if folder else None
+        self.recorder = Recorder(
+            self._counters,
+            worker,
             principals=Principals(plain=settings.log_principals == "plain"),
             denials_per_second=settings.log_denials,
             access_log=settings.log_access,
@@ -109,9 +102,9 @@ class Node:
             per_second=_share(settings.max_checks_per_second, settings.workers),
             in_flight=_share(settings.max_in_flight, settings.workers),
             keys=None if callers is None else lambda: callers.value,
-            shed=lambda path: self._recorder.shed(APIS.get(path, "other")),
+            shed=lambda path: self.recorder.record_shed(APIS.get(path, "other")),
         )
-        self._decisions = Decisions(self.engine, self._recorder).within(settings.api_seconds)
+        self._decisions = Decisions(self.engine, self.recorder).within(settings.api_seconds)
         snapshot = files.snapshot
         self._readiness = Readiness(
             self.engine,
@@ -119,49 +112,32 @@ class Node:
             stale=lambda: snapshot is not None and bool(snapshot.following().error),
         )
         self._trees: AsyncDescriptorEngine | None = None
+        self._engines: list[AsyncEngine | AsyncDescriptorEngine] = [self.engine]
         if files.descriptors:
             self._trees = AsyncDescriptorEngine(
                 files.descriptors,
-                store=settings.store_address,
-                on_store_failure=settings.on_store_failure,
-                nodes=settings.shares,
                 shadow_mode=settings.envoy_shadow,
                 count_refused=settings.envoy_count_refused,
-                is_cached=True,
-                store_options=settings.store_options,
+                **options,
             )
             self._trees.enforce(enforcing=settings.enforcement)
-            self._recorder.watch(self._trees)
+            self.recorder.watch(self._trees)
+            self._engines.append(self._trees)
         self._envoy = self._envoy_service()
         limits = WireLimits(connections=room_for(_share(settings.max_connections, settings.workers)))
         self._listener = Listener(limits, self._admission.admission)
-        self._recorder.add(of_number(metrics.CONNECTIONS, lambda: self._listener.connections))
-        self._recorder.add(of_number(metrics.ENFORCEMENT, lambda: int(files.rules.value.enforcing)))
-        self._recorder.add(of_live(files.lives))
-        self._recorder.add(of_callers(self._admission.accepted_callers))
+        self.recorder.add(of_number(metrics.CONNECTIONS, lambda: self._listener.connections))
+        self.recorder.add(of_number(metrics.ENFORCEMENT, lambda: int(files.rules.value.enforcing)))
+        self.recorder.add(of_live(files.lives))
+        self.recorder.add(of_callers(self._admission.accepted_callers))
         if snapshot is not None:
-            self._recorder.add(of_snapshot(snapshot, files.rules, counting=slot == 0))
+            self.recorder.add(of_snapshot(snapshot, files.rules, counting=worker == 0))
         self._sockets: Mapping[str, socket] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def rules(self) -> int:
         return len(self._files.rules.value.rules)
-
-    def hot_keys(self) -> bytes:
-        return self._recorder.hot_keys()
-
-    def counted(self) -> list[Slice]:
-        """Return the counters of this node's workers; safe to call in another thread."""
-        return self._recorder.slices()
-
-    def taken_use(self, *, everything: bool = False) -> list[WindowUse]:
-        """Return and clear the use of principals, if this process is the node's only one."""
-        return self._recorder.taken_use(everything=everything)
-
-    def taken_refusals(self) -> list[Refusal]:
-        """Return and clear the last refusals, if this process is the node's only one."""
-        return self._recorder.taken_refusals()
 
     async def open(self, sockets: Mapping[str, socket]) -> None:
         """Serve on bound sockets, by protocol: "http" and "grpc". Everything slow happens before the first request."""
@@ -171,7 +147,7 @@ class Node:
         self._sockets = sockets
         handler = traced_handler(announcing(self._http(), self._files.deprecations), self._tracing)
         methods = traced_methods(self._grpc(), self._tracing)
-        statuses = statuses_of(ForwardAuth(deny_status=self._settings.deny_status))
+        statuses = statuses_of(self._settings.deny_status)
         await meeting
         gc.collect()
         gc.freeze()  # what exists now stays: never examine it again
@@ -180,7 +156,6 @@ class Node:
         await self._listener.serve_grpc(methods, sockets["grpc"], self._files.tls)
 
     def reload(self) -> None:
-        """Read all files again. Errors are logged, and the previous contents stay in force."""
         _LOG.info("reading rules, certificates, caller keys and identity again")
         self._begin(asyncio.to_thread(self._files.reload))
 
@@ -203,9 +178,9 @@ class Node:
             draining = asyncio.ensure_future(self._listener.drain(seconds))
             await asyncio.sleep(0)  # accepts the connections in the queue; later ones would not be
             for each in accepting:
-                stand_aside(each)
+                stop_listening(each)
         if not await draining:
-            _LOG.warning("some requests had not ended within %g s and were cut off", seconds)
+            _LOG.warning("some requests did not end within %g s and were aborted", seconds)
 
     async def close(self) -> None:
         """Close at once, whatever is in progress."""
@@ -213,21 +188,20 @@ class Node:
             task.cancel()
         await self._listener.close()
         self._files.close()
-        await self.engine.close()
-        if self._trees:
-            await self._trees.close()
-        self._recorder.close()
+        for engine in self._engines:
+            await engine.close()
+        self.recorder.close()
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
-        if self._slots:
-            self._slots.close()
+        if self._counters:
+            self._counters.close()
 
     def _envoy_service(self) -> rls.RateLimitService:
-        """Return the service for Envoy: rules, the trees of its own files, or both."""
+        """Return the service for Envoy: by rules, by trees, or by both."""
         settings, trees = self._settings, self._trees
         by_rules = bool(settings.rules or settings.database) or not settings.envoy_config
         return rls.RateLimitService(
-            self._recorder,
+            self.recorder,
             decisions=self._decisions.within(settings.rls_seconds) if by_rules else None,
             trees=trees.within(settings.rls_seconds) if trees and settings.rls_seconds else trees,
             headers=self._headers if settings.envoy_headers else None,
@@ -270,9 +244,8 @@ class Node:
 
     async def _meet_stores(self) -> None:
         """Connect to the store before the first request. If it is down, the node serves without it."""
-        engines = [self.engine] if self._trees is None else [self.engine, self._trees]
         seconds = self._settings.start_seconds
-        met = await asyncio.gather(*(engine.meet(seconds) for engine in engines), return_exceptions=True)
+        met = await asyncio.gather(*(engine.meet(seconds) for engine in self._engines), return_exceptions=True)
         for error in met:
             if isinstance(error, StoreError):
                 _LOG.error("the store is unavailable, so requests are decided without it until it recovers: %s", error)
@@ -282,10 +255,9 @@ class Node:
 
     async def _publish(self) -> None:
         while True:
-            self.engine.beat()
-            if self._trees:
-                self._trees.beat()
-            self._recorder.publish()
+            for engine in self._engines:
+                engine.beat()
+            self.recorder.publish()
             await asyncio.sleep(_PUBLISH_EVERY - time.time() % _PUBLISH_EVERY)  # windows end with whole seconds
 
     def _begin(self, work: Coroutine[Any, Any, Any]) -> None:

@@ -62,15 +62,17 @@ def listen(name: str, host: str, port: int, count: int = 1) -> Port:
     family, address = _resolve(name, host, port)
     try:
         first = _bind(family, address, shared=False)
-        if count == 1:
-            return Port(name, (_start_listening(first),))
-        # Sockets with SO_REUSEPORT could also share the port with another service; the first one would have failed.
-        address = (address[0], first.getsockname()[1], *address[2:])
-        first.close()
-        sockets = [_bind(family, address, shared=True) for _ in range(count)]
-        return Port(name, tuple(_start_listening(each) for each in sockets))
+        sockets = [first]
+        if count > 1:
+            # Sockets with SO_REUSEPORT could also share the port with another service; the first one would have failed.
+            address = (address[0], first.getsockname()[1], *address[2:])
+            first.close()
+            sockets = [_bind(family, address, shared=True) for _ in range(count)]
+        for each in sockets:
+            each.listen(BACKLOG)
     except OSError as error:
         raise UsageError(_explain(error, name, host, port)) from None
+    return Port(name, tuple(sockets))
 
 
 def listen_at(name: str, paths: Sequence[str]) -> Port:
@@ -83,7 +85,7 @@ def listen_at(name: str, paths: Sequence[str]) -> Port:
             port.close()
             raise UsageError(f"cannot listen at {path} for {name}: {error.strerror or error}") from None
         bound.setblocking(False)
-        _start_listening(bound)
+        bound.listen(BACKLOG)
     return port
 
 
@@ -118,7 +120,7 @@ def stop_accepting(listening: socket.socket) -> bool:
     return True
 
 
-def stand_aside(listening: socket.socket) -> None:
+def stop_listening(listening: socket.socket) -> None:
     """Leave new connections to the port's other sockets until this one, which no worker serves, listens again.
 
     The connections in its queue are reset instead of waiting in vain.
@@ -145,7 +147,10 @@ def room_for(connections: int) -> int:
         return connections
     room = max(1, raised - _SPARE_FILES)
     _LOG.warning(
-        "%d connections at most, not %d: this process may open only %d files (ulimit -n)", room, connections, raised
+        "accepting at most %d connections instead of %d: this process can open only %d files (ulimit -n)",
+        room,
+        connections,
+        raised,
     )
     return room
 
@@ -171,11 +176,6 @@ def _bind(family: int, address: tuple[str | int, ...], *, shared: bool) -> socke
     except OSError:
         bound.close()
         raise
-    return bound
-
-
-def _start_listening(bound: socket.socket) -> socket.socket:
-    bound.listen(BACKLOG)
     return bound
 
 

@@ -28,7 +28,7 @@ def private_folder(parent: str | None = None) -> Iterator[Path]:
     Its parent is by default the folder of temporary files. Raises UsageError if it cannot be made or locked.
     """
     for left in Path(parent or gettempdir()).glob(f"{_PREFIX}*"):
-        if (lock := _locked(left)) is not None:
+        if (lock := _lock(left)) is not None:
             shutil.rmtree(left, ignore_errors=True)
             os.close(lock)
     folder, lock = _make(parent)
@@ -45,13 +45,13 @@ def _make(parent: str | None) -> tuple[Path, int]:
         try:
             folder = Path(mkdtemp(prefix=_PREFIX, dir=parent))
         except OSError as error:
-            raise UsageError(f"cannot make a folder in {parent or gettempdir()}: {error.strerror}") from None
-        if (lock := _locked(folder)) is not None:
+            raise UsageError(f"cannot create a folder in {parent or gettempdir()}: {error.strerror}") from None
+        if (lock := _lock(folder)) is not None:
             return folder, lock
     raise UsageError(f"cannot lock folders in {parent or gettempdir()}: set TMPDIR or XDG_RUNTIME_DIR to another one")
 
 
-def _locked(folder: Path) -> int | None:
+def _lock(folder: Path) -> int | None:
     """Lock a folder of this user. Returns the file descriptor; None if another process locked or removed the folder."""
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

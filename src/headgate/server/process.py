@@ -43,8 +43,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 class Shutdown:
     """The stages of a shutdown: announced, draining, at once. Each is an event; a later one implies those before it.
 
-    Args:
-        delay: seconds from the announcement to draining, for load balancers to notice that health checks fail.
+    `delay`, in seconds, separates the announcement from draining: load balancers notice that health checks fail.
     """
 
     def __init__(self, delay: float) -> None:
@@ -78,26 +77,20 @@ async def serve(
     sockets: Mapping[str, socket],
     serving: Callable[[Node], object],
     *,
-    slot: int = 0,
+    worker: int = 0,
     folder: str = "",
     shutdown: Shutdown | None = None,
     beside: Callable[[Node], AbstractAsyncContextManager[object]] | None = None,
 ) -> None:
-    """Serve until a signal, then drain.
+    """Serve until a signal, then drain. `serving` is called when the node serves, and `beside` runs while it does.
 
-    Args:
-        settings: of the service.
-        sockets: to listen on, by protocol: "http" and "grpc".
-        serving: called when the node serves.
-        slot: the number of this worker.
-        folder: where the workers share their measurements; empty if this is the only process.
-        shutdown: of a worker: its supervisor also controls it, and logs for all workers.
-        beside: runs while the node serves.
+    `sockets` are listening, by protocol: "http" and "grpc". A worker has a `shutdown`: its supervisor controls it as
+    well, and logs for all workers.
     """
     from headgate.server.node import Node  # noqa: PLC0415  slow to load, and a supervisor does not need it
 
     loop = asyncio.get_running_loop()
-    node = Node(settings, slot=slot, folder=folder)
+    node = Node(settings, worker=worker, folder=folder)
     is_worker, shutdown = shutdown is not None, shutdown or Shutdown(settings.drain_delay)
 
     def enforce(enforcing: bool) -> None:  # noqa: FBT001  a signal has one argument
@@ -121,7 +114,7 @@ async def serve(
             if not is_worker:
                 _LOG.info("draining: requests in progress get up to %g s to end", settings.drain_seconds)
             if not await _run_unless(shutdown.at_once, node.drain(settings.drain_seconds)):
-                _LOG.warning("stopped at once: requests in progress are cut off")
+                _LOG.warning("stopping at once: requests in progress are aborted")
     finally:
         await node.close()
 
@@ -168,7 +161,7 @@ def ignore_switches() -> None:
 
 
 def log_announcement(log: logging.Logger, seconds: float) -> None:
-    log.info("announcing the end: health checks fail from now on, and requests are served for %g s", seconds)
+    log.info("health checks fail from now on, and requests are served for another %g s", seconds)
 
 
 def log_enforcement(log: logging.Logger, *, enforcing: bool) -> None:

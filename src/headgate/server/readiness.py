@@ -1,6 +1,6 @@
 """The state of a node for load balancers, over HTTP and gRPC: whether it can serve, and whether its store works.
 
-A node stays ready without its store, and answers by the modes of the rules: if a whole fleet became unready because its
+Without its store, a node stays ready and decides by the modes of the rules: if a whole fleet became unready because its
 store is down, nothing would be limited. It reports *degraded* instead. Only a node that drains is not ready.
 """
 
@@ -22,9 +22,9 @@ class Readiness:
 
     Args:
         engine: whose store is probed.
-        enforcing: returns whether limits refuse.
-        stale: returns whether the rules may be outdated, since their database is unavailable. It may read a file.
         fresh: seconds for which a probe's result is reused, so that health checks cannot flood the store.
+        enforcing: returns whether limits refuse.
+        stale: returns whether the rules may be outdated, since their database is unavailable.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Readiness:
         return await asyncio.shield(self._probe)
 
     async def drains(self, seconds: float) -> bool:
-        """Wait until the node drains, at most so long. Returns whether it drains."""
+        """Wait until the node drains, at most this long; returns whether it drains."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._drained.wait()

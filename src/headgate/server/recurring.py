@@ -1,6 +1,6 @@
-"""Questions that come again, over HTTP and gRPC alike, are understood once: that is a third of the time of an answer.
+"""Requests that recur, over HTTP and gRPC, are parsed once: parsing is a third of the time of a response.
 
-Clients choose what is remembered, so it is bounded: in number, in bytes, in members, and in the limits that apply.
+Clients choose what is cached, so the cache is bounded: in requests, their bytes and members, and the limits that apply.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from headgate.engine import JointCheck, SelectedCheck
 from headgate.policy.compiled import Policy
 from headgate.web.headers import MOST_SHOWN
 
-MOST_RECURRING = 16_384
-"""Questions that are remembered."""
+MOST_RECURRING = 4096
+"""Cached requests. The collector examines their objects, while all requests wait: the more of them, the longer."""
 LONGEST_RECURRING = 512
-"""Bytes of one that is."""
+"""Bytes of a cached request."""
 LARGEST_RECURRING = 32
-"""Members of it, those of inner objects too: hundreds fit into so many bytes, and would take forty times the memory."""
+"""Members of a cached request, including those of inner objects: hundreds fit into so many bytes, and would take forty
+times the memory."""
 
 
-class _Understood(Protocol):
+class _Parsed(Protocol):
     selected: Any
-    """What is asked of the store; None before it was asked, and where that is about many limits."""
+    """The check of the store; None before the first one, and with many limits."""
 
 
-U = TypeVar("U", bound=_Understood)
+U = TypeVar("U", bound=_Parsed)
 
 
-class RecurringQuestions(BoundedCache[bytes, U]):
-    """What questions ask, by the bytes that asked them; at first by the rules of `policy`."""
+class RecurringRequests(BoundedCache[bytes, U]):
+    """Parsed requests by their bytes; at first for the rules of `policy`."""
 
     __slots__ = ("_policy",)
 
@@ -37,16 +38,16 @@ class RecurringQuestions(BoundedCache[bytes, U]):
         super().__init__(MOST_RECURRING)
         self._policy = policy
 
-    def remember(self, raw: bytes, understood: U, members: int) -> U:
-        """Return what is understood, and remember it unless it is large."""
+    def remember(self, raw: bytes, parsed: U, members: int) -> U:
+        """Cache a parsed request unless it is large; returns it."""
         if len(raw) > LONGEST_RECURRING or members > LARGEST_RECURRING:
-            return understood
-        return self.keep(raw, understood)
+            return parsed
+        return self.keep(raw, parsed)
 
-    def select(self, understood: U, selected: SelectedCheck | JointCheck) -> None:
-        """Note what a question asks of the store now: it is new, or something else than before."""
+    def select(self, parsed: U, selected: SelectedCheck | JointCheck) -> None:
+        """Record the check of a request, which is new or has changed."""
         if selected.size <= MOST_SHOWN:
-            understood.selected = selected
-        if selected.policy is not self._policy:  # what was found by other rules keeps them alive
+            parsed.selected = selected
+        if selected.policy is not self._policy:  # checks of other rules keep those alive
             self._policy = selected.policy
             self.clear()

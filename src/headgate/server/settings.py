@@ -33,7 +33,7 @@ MAX_WORKERS = 256
 _PORTS = (0, 65_535)
 _SHORT, _LONG = (0.0, 60.0), (0.0, 3600.0)
 KEYS_OF_DATABASE = "database"
-"""As `caller_keys`: keys of the admin plane with the role check, and no others. With a file, both are accepted."""
+"""The value of `caller_keys` for keys of the admin plane with the role check; those of a file are an addition."""
 
 
 class InvalidSetting(UsageError):
@@ -49,13 +49,8 @@ def _option(
 ) -> Any:
     """Declare a setting and its command-line option.
 
-    Args:
-        default: its value if it is not given.
-        metavar: the placeholder for its value.
-        about: what it is, in a few words.
-        accepted: its possible values; of a whole number or of seconds, the least and the greatest.
-        group: the heading that it is shown under; empty for that of the previous one.
-        is_secret: whether it may contain a password, and is not shown.
+    `accepted` are its possible values; of a number, the least and the greatest. `group` is the heading that it begins
+    in the help. A secret may contain a password, and is not shown.
     """
     metadata = {"metavar": metavar, "about": about, "accepted": tuple(accepted), "group": group}
     return field(default=default, repr=not is_secret, metadata=metadata)
@@ -63,148 +58,161 @@ def _option(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings of a service. An empty file or folder is not given. Raises InvalidSetting."""
+    """All settings of a service. An empty file or folder is unset. Raises InvalidSetting."""
 
-    rules: str = _option(
-        "", "FILE", "the rules, watched for changes; alternatively, a database has them", group="rules and state"
-    )
+    rules: str = _option("", "FILE", "the rules file; or use a database", group="rules and state")
     database: str = _option(
         "",
         "URL",
-        "the rules in sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE, changed by the admin plane; "
-        "without --rules and --envoy-config: headgate.db in this folder",
+        "the database of the rules: sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE; "
+        "without --rules and --envoy-config: headgate.db in the working folder",
         is_secret=True,
     )
-    data_dir: str = _option("", "DIR", "for the last good rules of a database; default: in the user's home")
+    data_dir: str = _option("", "DIR", "the folder of the last valid rules of a database; default: in the user's home")
     store: str = _option(
         "memory",
         "ADDRESS",
-        "where the state is: memory, redis://HOST:6379/0, rediss://, redis+sentinel://, redis+cluster://; one on "
-        f"the network has {RLS_SECONDS * 1000:g} ms to answer Envoy, and {API_SECONDS * 1000:g} ms for "
-        "others, if its address has no timeout",
+        "the address of the state: memory, redis://HOST:6379/0, rediss://, redis+sentinel://, redis+cluster://; "
+        f"without a timeout in the address, a store on the network has {RLS_SECONDS * 1000:g} ms for Envoy's requests "
+        f"and {API_SECONDS * 1000:g} ms for others",
         is_secret=True,
     )
     on_store_failure: str = _option(
-        Mode.LOCAL, "MODE", f"while the store is unavailable, for rules without a mode: {', '.join(Mode)}", Mode
+        Mode.LOCAL, "MODE", f"the mode while the store is unavailable, for rules without one: {', '.join(Mode)}", Mode
     )
-    cache_peeks: float = _option(0.05, "SECONDS", "to reuse the answer to a peek; 0 for never", _SHORT)
+    cache_peeks: float = _option(0.05, "SECONDS", "how long the result of a peek is reused; 0 for never", _SHORT)
     cache_denials: float = _option(
-        1.0, "SECONDS", "to reuse a refusal, at most until the request would pass; 0 for never", _SHORT
+        1.0, "SECONDS", "how long a refusal is reused, at most until the request would pass; 0 for never", _SHORT
     )
     breaker_failures: int = _option(
-        THRESHOLD, "N", "failed calls in a row after which the store counts as down", (1, 1_000_000)
+        THRESHOLD, "N", "the number of consecutive failed calls after which the store counts as down", (1, 1_000_000)
     )
     breaker_pause: float = _option(
         PAUSE_US / 1_000_000,
         "SECONDS",
-        "before it is tried again; each failed try doubles the pause, up to 2 s",
+        "the pause before the store is tried again; each failed attempt doubles it, up to 2 s",
         (0.001, 60.0),
     )
     nodes: int = _option(
         0,
         "N",
-        "services that share the limits, including this one, for the mode local; 0 counts those that run",
+        "the number of services that share the limits in the mode local, including this one; 0 counts them",
         (0, 10_000),
     )
-    enforcement: bool = _option(True, "ON", "off: limits are counted and reported, and refuse nothing: on or off")
+    enforcement: bool = _option(True, "ON", "enforce the limits; off only counts and reports: on or off")
 
     host: str = _option("127.0.0.1", "HOST", "the address to listen on; 0.0.0.0 or :: for all", group="listening")
-    http_port: int = _option(8080, "PORT", "for HTTP/1.1 and HTTP/2; 0 takes any free port", _PORTS)
-    grpc_port: int = _option(8081, "PORT", "for gRPC, including Envoy's; 0 takes any free port", _PORTS)
+    http_port: int = _option(8080, "PORT", "the port for HTTP/1.1 and HTTP/2; 0 selects a free port", _PORTS)
+    grpc_port: int = _option(8081, "PORT", "the port for gRPC, including Envoy's calls; 0 selects a free port", _PORTS)
     admin_host: str = _option(
-        "127.0.0.1", "HOST", "the address of the admin plane; others than this machine's need TLS"
+        "127.0.0.1", "HOST", "the address of the admin plane; addresses other than loopback need TLS"
     )
-    admin_port: int = _option(8082, "PORT", "for the admin plane; 0 takes any free port", _PORTS)
+    admin_port: int = _option(8082, "PORT", "the port of the admin plane; 0 selects a free port", _PORTS)
     admin_insecure: bool = _option(
-        False, "ON", "the admin plane needs no TLS, since something else encrypts: on or off"
+        False, "ON", "allow an admin plane without TLS, behind a proxy that encrypts: on or off"
     )
-    grpc_reflection: bool = _option(True, "ON", "clients can list the gRPC services: on or off")
-    http_docs: bool = _option(True, "ON", "the reference of the HTTP API is at /docs: on or off")
-    tls_cert: str = _option("", "FILE", "the certificate chain (PEM): TLS on both ports")
+    grpc_reflection: bool = _option(True, "ON", "list the gRPC services by reflection: on or off")
+    http_docs: bool = _option(True, "ON", "serve the reference of the HTTP API at /docs: on or off")
+    tls_cert: str = _option("", "FILE", "the certificate chain (PEM), for TLS on both ports")
     tls_key: str = _option("", "FILE", "its private key (PEM)")
-    client_ca: str = _option("", "FILE", "authorities (PEM) of client certificates, which are then required")
+    client_ca: str = _option("", "FILE", "the authorities (PEM) of client certificates, which are then required")
 
     envoy_config: str = _option(
-        "",
-        "DIR",
-        "files of envoyproxy/ratelimit, watched; the rules decide for domains that these lack",
-        group="Envoy",
+        "", "DIR", "the folder with files of envoyproxy/ratelimit; the rules decide all other domains", group="Envoy"
     )
-    envoy_merge_domains: bool = _option(False, "ON", "several of these files may have the same domain: on or off")
-    envoy_shadow: bool = _option(False, "ON", "these files refuse nothing: on or off")
-    envoy_count_refused: bool = _option(False, "ON", "refused hits count against the limit: on or off")
-    envoy_trust_tier: bool = _option(False, "ON", "trust the entry tier of a descriptor: on or off")
-    envoy_headers: bool = _option(True, "ON", "Envoy's clients get the headers of their limits: on or off")
+    envoy_merge_domains: bool = _option(False, "ON", "allow several of these files for one domain: on or off")
+    envoy_shadow: bool = _option(False, "ON", "only count and report the limits of these files: on or off")
+    envoy_count_refused: bool = _option(False, "ON", "count refused hits against the limit: on or off")
+    envoy_trust_tier: bool = _option(False, "ON", "use the entry tier of a descriptor as the tier: on or off")
+    envoy_headers: bool = _option(True, "ON", "send Envoy's clients the headers of their limits: on or off")
     envoy_metadata: bool = _option(
-        False, "ON", "dynamic metadata has the request and the metadata of admitted descriptors: on or off"
+        False, "ON", "send dynamic metadata with the request and the metadata of admitted descriptors: on or off"
     )
 
     deny_status: int = _option(
         429,
         "STATUS",
-        "of a refusal by forward authentication; nginx needs 401 or 403",
+        "the status of refusals by forward authentication; nginx needs 401 or 403",
         (400, 599),
         group="requests and responses",
     )
     trusted_proxies: tuple[str, ...] = _option(
-        (), "NETWORKS", "that may use forward authentication: 10.0.0.0/8,192.0.2.7; default: this machine"
+        (), "NETWORKS", "the proxies that may use forward authentication: 10.0.0.0/8,192.0.2.7; default: this machine"
     )
     reset_format: str = _option(
-        "epoch", "FORM", "of X-RateLimit-Reset: epoch for seconds since 1970, or seconds for those left", RESET_FORMATS
+        "epoch",
+        "FORM",
+        "the format of X-RateLimit-Reset: epoch (seconds since 1970) or seconds (from now)",
+        RESET_FORMATS,
     )
-    identity: str = _option("", "FILE", "how clients are identified: API keys, tokens (JWT), addresses")
+    identity: str = _option(
+        "", "FILE", "the file that configures the identification of clients: API keys, tokens (JWT), addresses"
+    )
     proxy_headers: str = _option(
         "either",
         "KIND",
-        f"of headers that proxies write, X-Original-* or X-Forwarded-*: {', '.join(PROXY_HEADERS)}",
+        f"the headers that proxies write, X-Original-* or X-Forwarded-*: {', '.join(PROXY_HEADERS)}",
         PROXY_HEADERS,
     )
-    deprecations: str = _option("", "FILE", "the deprecated paths of the HTTP APIs, announced in their responses")
+    deprecations: str = _option("", "FILE", "the file of deprecated paths of the HTTP APIs, which responses announce")
     client_timestamps: str = _option(
-        "check", "MODE", "check refuses timestamps that are far from our clock: check or ignore", ("check", "ignore")
+        "check",
+        "MODE",
+        "check refuses timestamps that differ too much from the service's clock: check or ignore",
+        ("check", "ignore"),
     )
 
     workers: int = _option(
         1,
         "N",
-        "processes that share the ports; more than one needs a store on the network",
+        "the number of processes that share the ports; more than one needs a store on the network",
         (1, MAX_WORKERS),
         group="processes",
     )
     drain_delay: float = _option(
         5.0,
         "SECONDS",
-        "after SIGTERM in which health checks fail and requests are served; 0 treats it like SIGINT",
+        "how long health checks fail after SIGTERM while requests are served; 0 treats SIGTERM like SIGINT",
         _LONG,
     )
-    drain_seconds: float = _option(25.0, "SECONDS", "after that for requests in progress to end", _LONG)
+    drain_seconds: float = _option(25.0, "SECONDS", "how long requests in progress may take after that", _LONG)
 
     max_checks_per_second: int = _option(
         100_000,
         "N",
-        "by all workers together; more are refused with 503; 0 for no limit",
+        "the ceiling of checks over all workers; further checks are refused with 503; 0 for no limit",
         (0, 10_000_000),
         group="self-protection",
     )
-    max_in_flight: int = _option(10_000, "N", "requests in progress at once, by all workers together", (1, 1_000_000))
-    max_connections: int = _option(10_000, "N", "open at once, by all workers together", (1, 1_000_000))
-    admin_reads: str = _option(
-        "1000/minute", "QUOTA", "how often a key of the admin plane may read, on all nodes together"
+    max_in_flight: int = _option(
+        10_000, "N", "the maximum number of requests in progress, over all workers", (1, 1_000_000)
     )
-    admin_writes: str = _option("100/minute", "QUOTA", "how often it may change something")
-    caller_keys: str = _option("", "FILE", "keys of callers, one per line: NAME and the key's SHA-256; or database")
+    max_connections: int = _option(
+        10_000, "N", "the maximum number of open connections, over all workers", (1, 1_000_000)
+    )
+    admin_reads: str = _option(
+        "1000/minute", "QUOTA", "the rate at which a key of the admin plane may read, on all nodes together"
+    )
+    admin_writes: str = _option(
+        "100/minute", "QUOTA", "the rate at which a key of the admin plane may write, on all nodes together"
+    )
+    caller_keys: str = _option(
+        "", "FILE", "the file of caller keys, one per line: NAME and the key's SHA-256; or database"
+    )
 
     audit_days: int = _option(
-        90, "DAYS", "for which the audit trail of a database is kept", (1, 36_500), group="logs and traces"
+        90, "DAYS", "how long the audit trail of a database is kept", (1, 36_500), group="logs and traces"
     )
-    log_format: str = _option("text", "FORMAT", f"one of {', '.join(LOG_FORMATS)}", LOG_FORMATS)
-    log_level: str = _option("info", "LEVEL", f"one of {', '.join(LOG_LEVELS)}", LOG_LEVELS)
-    log_denials: int = _option(10, "N", "log lines per second about refusals by one rule; 0 for none", (0, 1_000_000))
+    log_format: str = _option("text", "FORMAT", f"the format of the log: {', '.join(LOG_FORMATS)}", LOG_FORMATS)
+    log_level: str = _option("info", "LEVEL", f"the lowest level in the log: {', '.join(LOG_LEVELS)}", LOG_LEVELS)
+    log_denials: int = _option(
+        10, "N", "the maximum number of log lines per second for the refusals of one rule; 0 for none", (0, 1_000_000)
+    )
     log_principals: str = _option(
-        "digest", "FORM", "of clients in logs and hot keys: digest or plain", ("digest", "plain")
+        "digest", "FORM", "the form of callers in the log and in hot keys: digest or plain", ("digest", "plain")
     )
-    log_access: bool = _option(False, "ON", "a line for every request: on or off")
-    tracing: bool = _option(False, "ON", "a span for every request, sent to OTEL_EXPORTER_OTLP_ENDPOINT: on or off")
+    log_access: bool = _option(False, "ON", "log every request: on or off")
+    tracing: bool = _option(False, "ON", "send a span for every request to OTEL_EXPORTER_OTLP_ENDPOINT: on or off")
 
     consumers: str = field(default="", metadata={"accepted": ()})
     """A folder with keys of consumers that another process updates: no option; for a gateway."""
@@ -214,9 +222,11 @@ class Settings:
             _check(each.name, getattr(self, each.name), each.metadata["accepted"])
         self._check_quotas()
         if self.http_port and self.http_port == self.grpc_port:
-            raise InvalidSetting("grpc_port", f"port {self.http_port} is that of HTTP: choose another one")
+            raise InvalidSetting("grpc_port", f"port {self.http_port} is already the HTTP port: choose another")
         if self.admin_port and self.admin_port in {self.http_port, self.grpc_port}:
-            raise InvalidSetting("admin_port", f"port {self.admin_port} is in use already: choose another one")
+            raise InvalidSetting(
+                "admin_port", f"port {self.admin_port} is already the HTTP or gRPC port: choose another"
+            )
         if self.rules and self.database:
             raise InvalidSetting(
                 "database",
@@ -226,14 +236,18 @@ class Settings:
         if self.workers > 1 and not self.is_shared:
             raise InvalidSetting(
                 "workers",
-                f"{self.workers} workers need a shared store: in memory each would count on its own, and "
+                f"{self.workers} workers need a shared store: in memory, each would count separately, and "
                 f"{self.workers} times the limit would pass. Use --store redis://HOST:6379/0, or --workers 1",
             )
         self._check_admin()
         self._check_tls()
         self._check_files()
         for network in self.trusted_proxies:
-            _check_network(network)
+            try:
+                ip_network(network)
+            except ValueError as error:
+                message = f"must be networks such as 10.0.0.0/8,192.0.2.7: {error}"
+                raise InvalidSetting("trusted_proxies", message) from None
 
     @property
     def is_shared(self) -> bool:
@@ -303,31 +317,30 @@ class Settings:
         if not (self.is_local_admin or self.tls_cert or self.admin_insecure):
             raise InvalidSetting(
                 "admin_host",
-                f"on {self.admin_host} others could read the traffic, including keys: give --tls-cert and "
-                "--tls-key, or, where something else encrypts, --admin-insecure on",
+                f"on {self.admin_host}, the admin plane needs TLS, because requests contain keys: set --tls-cert and "
+                "--tls-key or, behind a proxy that encrypts, --admin-insecure on",
             )
 
     @property
     def is_local_admin(self) -> bool:
-        """Whether only this machine reaches the admin plane."""
         return self.admin_host in {"localhost", "::1"} or self.admin_host.startswith("127.")
 
     def _check_tls(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key):
             missing = "tls_key" if self.tls_cert else "tls_cert"
-            raise InvalidSetting(missing, "a certificate and its key must be given together")
+            raise InvalidSetting(missing, "a certificate and its key must be set together")
         if self.client_ca and not self.tls_cert:
-            raise InvalidSetting("client_ca", "client certificates need TLS: give --tls-cert and --tls-key as well")
+            raise InvalidSetting("client_ca", "client certificates need TLS: set --tls-cert and --tls-key as well")
 
     def _check_files(self) -> None:
         if self.caller_keys == KEYS_OF_DATABASE and not self.database and (self.rules or self.envoy_config):
-            raise InvalidSetting("caller_keys", "there is no database with keys: give a file")
+            raise InvalidSetting("caller_keys", "no database with keys is configured: use a file")
         for name in ("rules", "tls_cert", "tls_key", "client_ca", "caller_keys", "identity", "deprecations"):
             path = getattr(self, name)
             if path and not Path(path).exists() and (name, path) != ("caller_keys", KEYS_OF_DATABASE):
-                raise InvalidSetting(name, f"there is no file {short(path)}")
+                raise InvalidSetting(name, f"file {short(path)} does not exist")
         if self.envoy_config and not Path(self.envoy_config).is_dir():
-            raise InvalidSetting("envoy_config", f"there is no folder {short(self.envoy_config)}")
+            raise InvalidSetting("envoy_config", f"folder {short(self.envoy_config)} does not exist")
 
 
 def _check(name: str, value: Any, accepted: tuple[Any, ...]) -> None:
@@ -341,10 +354,3 @@ def _check(name: str, value: Any, accepted: tuple[Any, ...]) -> None:
             raise InvalidSetting(name, f"must be from {low:g} to {high:g} seconds, not {value:g}")
     elif accepted and value not in accepted:
         raise InvalidSetting(name, f"must be one of {', '.join(accepted)}, not {short(value)}")
-
-
-def _check_network(text: str) -> None:
-    try:
-        ip_network(text)
-    except ValueError as error:
-        raise InvalidSetting("trusted_proxies", f"must be networks such as 10.0.0.0/8,192.0.2.7: {error}") from None

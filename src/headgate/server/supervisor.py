@@ -6,7 +6,7 @@
                                                          ├── worker 1
                                                          └── ...
 
-*   A worker that dies is replaced at once, or after a growing pause if it dies young. Its clients lose their
+*   A worker that dies is replaced at once, or after a growing pause if it dies soon. Its clients lose their
     connections; connections in its queue wait for the replacement; others notice nothing. A worker that sends no
     heartbeat for half a minute is killed and replaced as well.
 *   A worker that cannot start ends the service with its error, unless the service has served before: then it is
@@ -36,7 +36,7 @@ from typing import Self
 import msgspec
 
 from headgate.core.errors import HeadgateError
-from headgate.server.ports import Port, stand_aside, stop_accepting
+from headgate.server.ports import Port, stop_accepting, stop_listening
 from headgate.server.process import Shutdown, handle_signals, log_announcement, log_enforcement
 from headgate.server.settings import Settings
 from headgate.server.worker import ANNOUNCE, DRAIN, LONGEST_LINE, SWITCH, Orders, Report, encode_line
@@ -48,7 +48,8 @@ PATIENCE = 30.0
 _HEARTBEAT_WAITS = 10
 _HEARTBEATS = 4096
 _SIGNALS = {int(each): each.name for each in signal.Signals}
-_YOUNG = 10.0
+_STABLE_SECONDS = 10.0
+"""A worker that dies earlier is replaced after a pause."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _GRACE = 5.0
 """Seconds that a worker gets beyond the drain time."""
@@ -63,14 +64,10 @@ class CannotStart(HeadgateError):
 
 
 class Supervisor:
-    """Runs the workers of a service.
+    """Runs the workers of a service, which share their measurements in a folder.
 
-    Args:
-        settings: of the service.
-        ports: each with a socket for every worker.
-        folder: where the workers share their measurements.
-        serving: called once, when all workers serve, with the report of one.
-        beside: runs in this process while the workers serve.
+    Each port has a socket for every worker. `serving` is called once, when all workers serve, with the report of one;
+    `beside` runs in this process while they do.
     """
 
     def __init__(
@@ -100,7 +97,7 @@ class Supervisor:
         try:
             async with self._beside(), asyncio.TaskGroup() as slots:
                 for slot in range(self._settings.workers):
-                    slots.create_task(self._keep_filled(slot))
+                    slots.create_task(self._keep_running(slot))
         except* CannotStart as group:
             refusals = group.exceptions
         finally:
@@ -108,19 +105,18 @@ class Supervisor:
         if refusals:  # raised here, since before Python 3.11.4 the group would wrap it again
             raise refusals[0]
 
-    async def _keep_filled(self, slot: int) -> None:
+    async def _keep_running(self, slot: int) -> None:
         """Start a worker in a slot, and another one whenever it has ended."""
         loop, pause = asyncio.get_running_loop(), 0.0
         while not self._shutdown.announced.is_set():
-            born = loop.time()
+            started_at = loop.time()
             try:
                 worker = self._workers[slot] = await WorkerProcess.start(self._orders(slot))
             except OSError as error:
                 self._process_report(slot, Report.of_failure(error))
             else:
                 await self._watch(slot, worker)
-            lived = loop.time() - born
-            pause = 0.0 if lived > _YOUNG else min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * pause))
+            pause = restart_pause(pause, loop.time() - started_at)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._shutdown.announced.wait()
@@ -137,9 +133,9 @@ class Supervisor:
             worker.close()
             del self._workers[slot]
         if self._shutdown.announced.is_set():
-            self._stand_aside(slot)
+            self._stop_listening(slot)
         else:
-            _LOG.error("worker %d (process %d) %s: replacing it", slot, worker.process.pid, worker.fate)
+            _LOG.error("worker %d (process %d) %s: replacing it", slot, worker.process.pid, worker.exit_text)
 
     def _orders(self, slot: int) -> Orders:
         sockets = {port.name: port.sockets[slot].fileno() for port in self._ports}
@@ -161,7 +157,7 @@ class Supervisor:
             why = report.error if report.is_usage else f"worker {slot} cannot start: {report.error}"
             raise CannotStart(why, is_usage=report.is_usage)
         else:
-            self._stand_aside(slot)
+            self._stop_listening(slot)
             _LOG.error("worker %d cannot start: %s", slot, report.error)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
@@ -183,7 +179,7 @@ class Supervisor:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_seconds + _GRACE):
                 await self._shutdown.at_once.wait()
-                _LOG.warning("stopped at once: requests in progress are cut off")
+                _LOG.warning("stopping at once: requests in progress are aborted")
         for worker in self._workers.values():
             worker.send(signal.SIGKILL)
 
@@ -193,13 +189,12 @@ class Supervisor:
         else:
             worker.send(signal.SIGTERM)
 
-    def _stand_aside(self, slot: int) -> None:
+    def _stop_listening(self, slot: int) -> None:
         """Leave new connections to the workers of other slots."""
         for port in self._ports:
-            stand_aside(port.sockets[slot])
+            stop_listening(port.sockets[slot])
 
     def reload(self) -> None:
-        """Let all workers read their files again."""
         for worker in self._workers.values():
             if worker.serves:  # before, the signal would kill it
                 worker.send(signal.SIGHUP)
@@ -246,7 +241,7 @@ class WorkerProcess:
             if line:
                 return msgspec.json.decode(line, type=Report)
         await self.process.wait()
-        return Report(error=f"its process {self.process.pid} {self.fate} before it served")
+        return Report(error=f"its process {self.process.pid} {self.exit_text} before it served")
 
     async def ended(self) -> None:
         """Wait for its end. Without heartbeats it is killed: its clients would wait forever."""
@@ -275,11 +270,19 @@ class WorkerProcess:
         self.writer.close()
 
     @property
-    def fate(self) -> str:
-        code = self.process.returncode
-        if code is None or code >= 0:
-            return f"ended with exit code {code}"
-        return f"died by {_SIGNALS.get(-code, f'signal {-code}')}"
+    def exit_text(self) -> str:
+        return exit_text(self.process.returncode)
+
+
+def exit_text(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    return f"was killed by {_SIGNALS.get(-code, f'signal {-code}')}"
+
+
+def restart_pause(before: float, seconds: float) -> float:
+    """Return the pause before a process that ran for some seconds is started again, given the last pause."""
+    return 0.0 if seconds > _STABLE_SECONDS else min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * before))
 
 
 def _restore_folder(folder: str) -> None:
@@ -291,6 +294,6 @@ def _restore_folder(folder: str) -> None:
             raise PermissionError(f"{folder}, the folder of the workers' counters, belongs to another user") from None
     else:
         _LOG.error(
-            "%s, the folder of the workers' counters, was removed: the metrics of each replaced worker begin anew",
+            "%s, the folder of the workers' counters, was removed: the metrics of each replaced worker restart at zero",
             folder,
         )

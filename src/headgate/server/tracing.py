@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
 from headgate.observe.tracing import Tracing
 from headgate.server.wire.grpc.calls import (
     MessageStream,
@@ -13,7 +16,10 @@ from headgate.server.wire.grpc.calls import (
     UnaryMethod,
     answer_of,
 )
-from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse, answered
+from headgate.server.wire.messages import Handler, Headers, HttpRequest, HttpResponse, answered
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 _OWN_FAULT = 500
 _NO_ROUTE = frozenset({404, 405, 501})
@@ -40,16 +46,16 @@ def traced_handler(handler: Handler, tracing: Tracing | None) -> Handler:
             try:
                 response = await answered(handler, request)
             except Exception as error:
-                span.failed(type(error).__name__)
+                span.set_status(tracing.failed, type(error).__name__)
                 raise
             if response.status not in _NO_ROUTE:
-                span.rename(f"{method} {path}")
-            span.note("http.response.status_code", response.status)
+                span.update_name(f"{method} {path}")
+            span.set_attribute("http.response.status_code", response.status)
             for name, value in response.headers:
                 if name in _SHOWN:
-                    span.note(_SHOWN[name], value.decode("latin-1"))
+                    span.set_attribute(_SHOWN[name], value.decode("latin-1"))
             if response.status >= _OWN_FAULT:
-                span.failed(str(response.status))
+                span.set_status(tracing.failed, str(response.status))
             return response
 
     return traced
@@ -64,37 +70,33 @@ def traced_methods(methods: Methods, tracing: Tracing | None) -> Methods:
 
 
 def _traced_unary(path: bytes, method: UnaryMethod, tracing: Tracing) -> UnaryMethod:
-    name, attributes = _described(path)
-
     async def traced(call: UnaryCall) -> bytes:
-        with tracing.call(name, call.metadata, attributes) as span:
+        with _span(path, call.metadata, tracing) as span:
             try:
                 answer = await answer_of(method, call)
             except RpcError as error:
-                span.note("rpc.grpc.status_code", int(error.code))
+                span.set_attribute("rpc.grpc.status_code", int(error.code))
                 if error.code in _OWN_CODES:
-                    span.failed(error.code.name)
+                    span.set_status(tracing.failed, error.code.name)
                 raise
             except Exception as error:
-                span.failed(type(error).__name__)
+                span.set_status(tracing.failed, type(error).__name__)
                 raise
-            span.note("rpc.grpc.status_code", 0)
+            span.set_attribute("rpc.grpc.status_code", 0)
             return answer
 
     return traced
 
 
 def _traced_stream(path: bytes, method: StreamingMethod, tracing: Tracing) -> StreamingMethod:
-    name, attributes = _described(path)
-
     async def traced(stream: MessageStream) -> None:
-        with tracing.call(name, stream.metadata, attributes):
+        with _span(path, stream.metadata, tracing):
             await method(stream)
 
     return traced
 
 
-def _described(path: bytes) -> tuple[str, dict[str, str]]:
+def _span(path: bytes, metadata: Headers, tracing: Tracing) -> AbstractContextManager[Span]:
     name = path.decode("latin-1").removeprefix("/")
     service, _, method = name.rpartition("/")
-    return name, {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
+    return tracing.call(name, metadata, {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method})

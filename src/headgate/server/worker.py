@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headgate.core.errors import HeadgateError, UsageError, not_installed
+from headgate.core.errors import HeadgateError, UsageError
+from headgate.messages import not_installed
 from headgate.observe import logs
 from headgate.server.process import Shutdown, run, serve
 from headgate.server.settings import Settings
@@ -44,7 +45,7 @@ class Orders(msgspec.Struct, frozen=True):
     settings: Settings
     sockets: dict[str, int]
     """File descriptors of listening sockets, by protocol: "http" or "grpc"."""
-    slot: int
+    number: int
     """Its number, from 0; a replacement has the number of the worker it replaces."""
     folder: str
     """Where the workers share their measurements."""
@@ -74,7 +75,7 @@ def main() -> int:
     with socket.socket(fileno=0) as channel:
         orders = msgspec.json.decode(_read_line(channel), type=Orders)
         try:
-            logs.setup(orders.settings.log_format, orders.settings.log_level, worker=orders.slot)
+            logs.setup(orders.settings.log_format, orders.settings.log_level, worker=orders.number)
             run(_work(orders, channel))
         except (HeadgateError, OSError, ImportError) as error:
             channel.setblocking(True)
@@ -104,7 +105,10 @@ async def _work(orders: Orders, channel: socket.socket) -> None:
 
     def receive() -> None:
         nonlocal is_orphaned
-        received = _received(channel)
+        try:
+            received = channel.recv(LONGEST_LINE)
+        except ConnectionError:  # the supervisor died before it read everything
+            received = b""
         for code in received:
             commands[bytes((code,))]()
         if not received:
@@ -123,21 +127,13 @@ async def _work(orders: Orders, channel: socket.socket) -> None:
     loop.add_reader(channel, receive)
     sockets = {name: socket.socket(fileno=number) for name, number in orders.sockets.items()}
     try:
-        await serve(orders.settings, sockets, serving, slot=orders.slot, folder=orders.folder, shutdown=shutdown)
+        await serve(orders.settings, sockets, serving, worker=orders.number, folder=orders.folder, shutdown=shutdown)
     finally:
         loop.remove_reader(channel)
         for task in heartbeats:
             task.cancel()
-        if is_orphaned:  # nobody else removes it
+        if is_orphaned:  # no other process removes it
             shutil.rmtree(orders.folder, ignore_errors=True)
-
-
-def _received(channel: socket.socket) -> bytes:
-    """Return what the supervisor has sent; nothing if it has died."""
-    try:
-        return channel.recv(LONGEST_LINE)
-    except ConnectionError:  # it died before it read everything that was sent to it
-        return b""
 
 
 async def _send_heartbeats(channel: socket.socket) -> None:
@@ -145,7 +141,7 @@ async def _send_heartbeats(channel: socket.socket) -> None:
         try:
             channel.send(_HEARTBEAT)
         except BlockingIOError:
-            pass  # the supervisor is busy and has unread ones
+            pass  # the supervisor is busy, and has unread heartbeats
         except ConnectionError:
             return  # it has died, which `receive` notices
         await asyncio.sleep(_HEARTBEAT_SECONDS)

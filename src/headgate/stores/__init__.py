@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 from urllib.parse import parse_qsl
 
 from headgate.clock import Clock
-from headgate.core.errors import InvalidStore, not_installed
+from headgate.core.errors import InvalidStore
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
+from headgate.messages import not_installed
 from headgate.stores.base import AsyncStore, Store
-from headgate.stores.failover import AsyncFailoverStore, FailoverStore
+from headgate.stores.failover import AsyncFailoverStore, FailoverStore, Options
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
 
 ACCEPTED = (
@@ -27,77 +28,63 @@ AnyStore = TypeVar("AnyStore", bound=Store | AsyncStore)
 def open_store(store: str | Store, *, clock: Clock | None = None) -> Store:
     """Return the store at an address, or the given store. Raises InvalidStore for an unknown address or option."""
     if not isinstance(store, str):
-        return _given(store, clock, asynchronous=False)
+        return _check_given(store, clock, asynchronous=False)
     if _is_redis(store):
         return _redis("store").RedisStore(_redis("address").parse(store), clock=clock)  # type: ignore[no-any-return]
     return _memory(store, clock)
 
 
 def open_async_store(store: str | AsyncStore | MemoryStore, *, clock: Clock | None = None) -> AsyncStore:
-    """Do the same for an event loop."""
+    """Open the store at an address, for asyncio."""
     if isinstance(store, str):
         if _is_redis(store):
             return _redis("store").AsyncRedisStore(_redis("address").parse(store), clock=clock)  # type: ignore[no-any-return]
         return AsyncMemoryStore(_memory(store, clock))
     if isinstance(store, MemoryStore):
-        return AsyncMemoryStore(_given(store, clock, asynchronous=False))
-    return _given(store, clock, asynchronous=True)
+        return AsyncMemoryStore(_check_given(store, clock, asynchronous=False))
+    return _check_given(store, clock, asynchronous=True)
 
 
-def open_resilient_store(
-    store: str | Store,
-    *,
-    clock: Clock | None = None,
-    on_store_failure: str | None = None,
-    nodes: int | None = None,
-    shared: str = "",
-) -> Store:
-    """Return a store for a limiter: one on the network keeps answering while it is unavailable.
+class Resilience(TypedDict, total=False):
+    """Arguments of `headgate.Limiter`, and the name of what the processes share, which are counted without `nodes`."""
 
-    Args:
-        store: an address, or a store object.
-        clock: for tests; only with an address.
-        on_store_failure: what to answer meanwhile: "local", "allow", "deny", or "raise" for a StoreError. Default:
-            "local" for the address of a store on the network, otherwise "raise".
-        nodes: how many processes share the limits, including this one, for "local". Default: they are counted.
-        shared: the name of what the counted processes share.
-    """
-    opened = open_store(store, clock=clock)
-    mode = _mode(store, on_store_failure, nodes)
-    return FailoverStore(opened, mode=mode, nodes=nodes, shared=shared) if mode else opened
+    on_store_failure: str | None
+    nodes: int | None
+    shared: str
+
+
+def open_resilient_store(store: str | Store, clock: Clock | None = None, **options: Unpack[Resilience]) -> Store:
+    """Return a store for a limiter, which keeps answering during an outage."""
+    opened, failover = open_store(store, clock=clock), _failover_options(store, **options)
+    return FailoverStore(opened, **failover) if failover else opened
 
 
 def open_resilient_async_store(
-    store: str | AsyncStore | MemoryStore,
-    *,
-    clock: Clock | None = None,
-    on_store_failure: str | None = None,
-    nodes: int | None = None,
-    shared: str = "",
+    store: str | AsyncStore | MemoryStore, clock: Clock | None = None, **options: Unpack[Resilience]
 ) -> AsyncStore:
-    """Do the same for an event loop."""
-    opened = open_async_store(store, clock=clock)
-    mode = _mode(store, on_store_failure, nodes)
-    return AsyncFailoverStore(opened, mode=mode, nodes=nodes, shared=shared) if mode else opened
+    """Return the same for an event loop."""
+    opened, failover = open_async_store(store, clock=clock), _failover_options(store, **options)
+    return AsyncFailoverStore(opened, **failover) if failover else opened
 
 
 def _is_redis(address: str) -> bool:
     return address.lower().startswith("redis")
 
 
-def _mode(store: object, on_store_failure: str | None, nodes: int | None) -> str | None:
-    """Return the mode of the failover store around `store`; None without one."""
-    far = isinstance(store, str) and _is_redis(store)
-    if on_store_failure is None and far:
-        return Mode.LOCAL
-    if on_store_failure is None or on_store_failure == RAISE:
+def _failover_options(
+    store: object, on_store_failure: str | None = None, nodes: int | None = None, shared: str = ""
+) -> Options:
+    """Return the options of the failover store around `store`; empty without one."""
+    if on_store_failure is None:
+        on_store_failure = Mode.LOCAL if isinstance(store, str) and _is_redis(store) else RAISE
+    if on_store_failure == RAISE:
         if nodes not in {None, 1}:
             raise InvalidStore('nodes is only for on_store_failure="local", which divides the limits by it')
-        return None
+        return {}
     if on_store_failure not in set(Mode):
         accepted = ", ".join([*Mode, RAISE])
         raise InvalidStore(f"on_store_failure must be one of {accepted}, not {short(on_store_failure)}")
-    return on_store_failure
+    return {"mode": on_store_failure, "nodes": nodes, "shared": shared}
 
 
 def _redis(module: str) -> Any:
@@ -108,11 +95,11 @@ def _redis(module: str) -> Any:
         raise InvalidStore(not_installed(error.name, "redis")) from None
 
 
-def _given(store: AnyStore, clock: Clock | None, *, asynchronous: bool) -> AnyStore:
+def _check_given(store: AnyStore, clock: Clock | None, *, asynchronous: bool) -> AnyStore:
     if isinstance(store, type) or not (hasattr(store, "bind") and hasattr(store, "run") and hasattr(store, "clock")):
         raise InvalidStore(f"a store must be an address or a store object, not {short(store)}: use {ACCEPTED}")
     if inspect.iscoroutinefunction(store.run) != asynchronous:
-        raise InvalidStore(f"{type(store).__name__} is for the other of Limiter and AsyncLimiter")
+        raise InvalidStore(f"{type(store).__name__} works only with the other of Limiter and AsyncLimiter")
     if clock is not None:
         raise InvalidStore("a store object has its own clock: pass the clock to the store")
     return store

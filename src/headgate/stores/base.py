@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from headgate.clock import Clock
 from headgate.core.decision import Decision
-from headgate.core.plan import Call, Family, Plan
+from headgate.core.plan import Call, Family, Plan, Verb
 
 
 class Check(Protocol):
@@ -71,9 +71,9 @@ class WithDeadlines(Protocol):
     """An optional interface of an `AsyncStore`: deadlines of its callers."""
 
     def within(self, seconds: float) -> AsyncStore:
-        """Return the same store for callers that wait at most so long, in seconds, and no longer than the store does.
+        """Return the same store for callers that wait at most `seconds`, and no longer than the store does.
 
-        After that it raises OutcomeUnknown; a later answer is passed to its `told_late`.
+        After that it raises OutcomeUnknown; a later answer is passed to its `on_late_answer`.
         """
 
 
@@ -89,3 +89,19 @@ class Sharded(Protocol):
 
     def servers(self) -> Collection[str]:
         """Return the names of all servers of the store; empty if they are not known yet."""
+
+
+def plain_check(store: Store, family: Family) -> Check:
+    """Return the function that checks keys of `family`, for a store without a faster one."""
+    return lambda key, cost=1: store.run(_call_for(family, key, cost))
+
+
+def plain_async_check(store: AsyncStore, family: Family) -> AsyncCheck:
+    return lambda key, cost=1: store.run(_call_for(family, key, cost))
+
+
+def _call_for(family: Family, key: str, cost: int) -> Call:
+    plan = family.plan(key)
+    if type(cost) is int and cost == 0:
+        return Call(Verb.PEEK, plan, 1)
+    return Call(Verb.CHECK, plan, family.checked_cost(cost))

@@ -12,7 +12,7 @@ Laws:
 
 1.  Closed, every call is permitted. Open, none is before the pause has ended. Half-open, one is: the *probe*.
 2.  A permitted call gets a *ticket*, with which it reports its result. A change of state voids earlier tickets: their
-    results say nothing about the present.
+    results are not about the present.
 3.  Pauses double from the first to the longest; chance shortens each to between half and all of it, so that the nodes
     of a fleet do not probe at the same time.
 4.  A probe that never reports is abandoned after `probe_us`, and another one is permitted. No lost call keeps a breaker
@@ -71,23 +71,6 @@ class Breaker:
         chance: returns a whole number from the first to the second argument, both included.
     """
 
-    __slots__ = (
-        "_chance",
-        "_failures",
-        "_incident",
-        "_longest_us",
-        "_openings",
-        "_pause_us",
-        "_probe_us",
-        "_probes",
-        "_recoveries",
-        "_threshold",
-        "_unanswered",
-        "_until",
-        "epoch",
-        "state",
-    )
-
     def __init__(
         self,
         *,
@@ -115,11 +98,11 @@ class Breaker:
         """Whether it is closed without failures: another success changes nothing."""
         return not self._failures and self.state is _CLOSED
 
-    def may_ask(self, now: int) -> bool:
+    def permits(self, now: int) -> bool:
         """Return whether a call would be permitted at the tick `now`."""
         return self.state is _CLOSED or now >= self._until
 
-    def ask(self, now: int) -> int:
+    def permit(self, now: int) -> int:
         """Return the ticket of a call at the tick `now`; 0 if it is not permitted."""
         if self.state is not _CLOSED:
             if now < self._until:
@@ -158,15 +141,10 @@ class Breaker:
             return False
         self._incident = incident
         self._failures += 1
-        if self._failures < self._threshold:
-            return False
-        self._failures = 0
-        self._openings += 1
-        self._pause(now)
-        return True
+        return self._failures >= self._threshold and self.trip(now)
 
     def trip(self, now: int) -> bool:
-        """Open it without failures, since the store is known to be down; returns whether that began an outage."""
+        """Open it, since the store is known to be down; returns whether that began an outage."""
         if self.state is not _CLOSED:
             return False
         self._failures = 0

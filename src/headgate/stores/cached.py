@@ -9,7 +9,7 @@ There are two caches. Neither admits anything: whatever takes or refunds goes to
   *another process* refunds, resets, or takes under a higher limit of the same name and shape; a refund or reset through
   this store has an unknown outcome; the store's clock leaps ahead. Then requests are refused that the inner store would
   admit, until those seconds are over. In return, a client that ignores refusals costs the inner store next to nothing.
-  What a refusal says about shadow plans, and about limits that do not refuse, is as old as itself: use of a shared
+  The decisions about shadow plans, and about limits that do not refuse, are as old as the refusal: use of a shared
   limit by others does not end it.
 
 Calls are compared with their whole plans, including quotas, so a changed limit never gets an old answer. Times in
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import TypeAlias
@@ -33,15 +32,15 @@ from msgspec.structs import replace
 from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore
 from headgate.core.numbers import whole
-from headgate.core.plan import Call, Family, Verb
+from headgate.core.plan import Call, Verb
 from headgate.locks import new_lock
-from headgate.stores.base import AsyncCheck, AsyncStore, Check, Sharded, Store, WithDeadlines
-from headgate.stores.wrapping import check_colour, microseconds, plain_async_check, plain_check
+from headgate.stores.base import AsyncStore, Sharded, Store
+from headgate.stores.wrapper import AnyStore, AsyncWrapper, Wrapper, WrapperBase, microseconds
 
 PEEKS = 0.05
 MAX_ENTRIES = 10_000
 _MARKS = 1 << 15
-_PLACES = _MARKS - 1
+_MASK = _MARKS - 1
 """The bits of a hash that select a mark."""
 _UNCONDITIONAL = 1000
 """Refusals that are kept without a condition. More would not stay in the processor's caches."""
@@ -66,7 +65,16 @@ class CacheStatistics:
     """Cached answers, including expired ones."""
 
 
-class CachedStore:
+class _Caching(WrapperBase[AnyStore]):
+    def __init__(
+        self, store: AnyStore, *, peeks: float = PEEKS, denials: float = 0, max_entries: int = MAX_ENTRIES
+    ) -> None:
+        super().__init__(store)
+        self._layer = cache = _Cache(store, peeks, denials, max_entries)
+        self.statistics = cache.statistics
+
+
+class CachedStore(_Caching[Store], Wrapper):
     """A `Store` that reuses recent answers, for callers that may block.
 
     >>> from headgate import Limiter
@@ -82,82 +90,9 @@ class CachedStore:
             only if the same was refused a moment ago.
     """
 
-    def __init__(
-        self, store: Store, *, peeks: float = PEEKS, denials: float = 0, max_entries: int = MAX_ENTRIES
-    ) -> None:
-        check_colour(store, asynchronous=False, outer=type(self))
-        self._store, self._cache = store, _Cache(store, peeks, denials, max_entries)
-        self.clock, self.statistics = store.clock, self._cache.statistics
-        if isinstance(store, Sharded):
-            self.servers_of, self.servers = store.servers_of, store.servers
 
-    def run(self, call: Call) -> Decision:
-        cache = self._cache
-        sent = cache.begin(call)
-        if isinstance(sent, Decision):
-            return sent
-        decision = None
-        try:
-            decision = self._store.run(call)
-        finally:
-            cache.end(call, sent, decision)
-        return decision
-
-    def bind(self, family: Family) -> Check:
-        return plain_check(self, family)
-
-    def ready(self) -> None:
-        self._store.ready()
-
-    def close(self) -> None:
-        self._cache.clear()
-        self._store.close()
-
-
-class AsyncCachedStore:
+class AsyncCachedStore(_Caching[AsyncStore], AsyncWrapper):
     """The same for an event loop."""
-
-    def __init__(
-        self, store: AsyncStore, *, peeks: float = PEEKS, denials: float = 0, max_entries: int = MAX_ENTRIES
-    ) -> None:
-        check_colour(store, asynchronous=True, outer=type(self))
-        self._store, self._cache = store, _Cache(store, peeks, denials, max_entries)
-        self.clock, self.statistics = store.clock, self._cache.statistics
-        if isinstance(store, Sharded):
-            self.servers_of, self.servers = store.servers_of, store.servers
-
-    def within(self, seconds: float) -> AsyncCachedStore:
-        """Return the same store for callers that wait at most so many seconds, with the same caches.
-
-        Without effect if the inner store has no deadlines.
-        """
-        if not isinstance(self._store, WithDeadlines):
-            return self
-        copied = copy(self)
-        copied._store = self._store.within(seconds)  # noqa: SLF001  of the same class
-        return copied
-
-    async def run(self, call: Call) -> Decision:
-        cache = self._cache
-        sent = cache.begin(call)
-        if isinstance(sent, Decision):
-            return sent
-        decision = None
-        try:
-            decision = await self._store.run(call)
-        finally:
-            cache.end(call, sent, decision)
-        return decision
-
-    def bind(self, family: Family) -> AsyncCheck:
-        return plain_async_check(self, family)
-
-    async def ready(self) -> None:
-        await self._store.ready()
-
-    async def close(self) -> None:
-        self._cache.clear()
-        await self._store.close()
 
 
 _Sent: TypeAlias = tuple[int, int, int]
@@ -169,7 +104,7 @@ class _Kept(msgspec.Struct, frozen=True, gc=False):
     decision: Decision
     number: int
     """The number of the call."""
-    places: Sequence[int]
+    marks: Sequence[int]
     """The marks of the limits that it depends on."""
     since: int
     """The tick at which the answer arrived."""
@@ -250,7 +185,7 @@ class _Cache:
         self._numbers, self._marks = count(1), array("q", bytes(8 * _MARKS))
 
     def begin(self, call: Call) -> Decision | _Sent:
-        """Return the cached answer to a call; without one, what `end` needs."""
+        """Return the cached answer to a call, or the call that is sent."""
         now, verb, key = self._ticks(), call.verb, 0
         answers = self._denials if verb is _CHECK else self._peeks if verb is _PEEK else None
         if answers is not None and answers.longest_us:
@@ -259,30 +194,39 @@ class _Cache:
                 kept = answers.kept.get(key)
                 if kept is not None and kept.since <= now < kept.until and self._is_valid(kept, call):
                     answers.hit(key, now)
-                    return _aged(kept.decision, now - kept.since)
+                    return _age(kept.decision, now - kept.since)
             answers.misses += 1
         return now, next(self._numbers), key
 
-    def end(self, call: Call, sent: _Sent, decision: Decision | None) -> None:
-        """Keep the decision or mark touched limits. Without a decision, the outcome is unknown."""
+    def answered(self, call: Call, sent: _Sent, decision: Decision) -> Decision:
+        """Keep the decision, or mark touched limits."""
         verb = call.verb
-        if decision is not None and (verb is _PEEK or (verb is _CHECK and not decision.allowed)):
-            tick, number, key = sent
-            answers = self._denials if verb is _CHECK else self._peeks
-            if answers.longest_us:
-                key = key or _key(call)
-                if answers.should_keep(key, tick) and self._is_reusable(call, decision):
-                    steady_us, places = _basis(call, decision, answers.longest_us)
-                    answers.keep(key, _Kept(call, decision, number, places, self._ticks(), tick + steady_us))
-            return
+        if verb is not _PEEK and (verb is not _CHECK or decision.allowed):
+            self._touch(call)
+            return decision
+        tick, number, key = sent
+        answers = self._denials if verb is _CHECK else self._peeks
+        if answers.longest_us:
+            key = key or _key(call)
+            if answers.should_keep(key, tick) and self._is_reusable(call, decision):
+                steady_us, marks = _basis(call, decision, answers.longest_us)
+                answers.keep(key, _Kept(call, decision, number, marks, self._ticks(), tick + steady_us))
+        return decision
+
+    def failed(self, call: Call, _: _Sent, error: BaseException) -> Decision:
+        """Mark the limits, since the call may have touched them."""
+        self._touch(call)
+        raise error
+
+    def _touch(self, call: Call) -> None:
         number, marks = next(self._numbers), self._marks
         for limit in call.plan:
-            marks[hash((limit.space, limit.principal)) & _PLACES] = number
+            marks[hash((limit.space, limit.principal)) & _MASK] = number
         for plan in call.shadow:
             for limit in plan:
-                marks[hash((limit.space, limit.principal)) & _PLACES] = number
+                marks[hash((limit.space, limit.principal)) & _MASK] = number
 
-    def clear(self) -> None:
+    def close(self) -> None:
         self._peeks.clear()
         self._denials.clear()
 
@@ -299,8 +243,8 @@ class _Cache:
 
     def _is_valid(self, kept: _Kept, call: Call) -> bool:
         """Whether it answers the same call, and no limit that it depends on was touched since."""
-        for place in kept.places:
-            if self._marks[place] > kept.number:
+        for mark in kept.marks:
+            if self._marks[mark] > kept.number:
                 return False
         return kept.call == call
 
@@ -317,14 +261,14 @@ def _basis(call: Call, decision: Decision, longest_us: int) -> tuple[int, Sequen
     """Return for how long an answer is valid, and the marks of the limits that it depends on: see `_Cache`."""
     if len(call.plan) == 1 and not call.shadow:
         limit = call.plan[0]
-        return _steady_us(decision, longest_us), (hash((limit.space, limit.principal)) & _PLACES,)
-    places, is_peek = [], call.verb is _PEEK
+        return _steady_us(decision, longest_us), (hash((limit.space, limit.principal)) & _MASK,)
+    marks, is_peek = [], call.verb is _PEEK
     for plan, each in zip((call.plan, *call.shadow), (decision, *decision.shadow), strict=True):
         for limit, part in zip(plan, each.limits, strict=False):  # without limits there is one part all the same
             longest_us = _steady_us(part, longest_us)
             if is_peek or (each is decision and not part.allowed):
-                places.append(hash((limit.space, limit.principal)) & _PLACES)
-    return longest_us, places
+                marks.append(hash((limit.space, limit.principal)) & _MASK)
+    return longest_us, marks
 
 
 def _steady_us(decision: Decision, longest_us: int) -> int:
@@ -338,7 +282,7 @@ def _steady_us(decision: Decision, longest_us: int) -> int:
     return reset_after if 0 < reset_after < longest_us else longest_us
 
 
-def _aged(decision: Decision, us: int) -> Decision:
+def _age(decision: Decision, us: int) -> Decision:
     """Return a decision of `us` microseconds ago with its times adjusted to now, never too short."""
     retry_after, reset_after, delay = decision.retry_after_us, decision.reset_after_us, decision.delay_us
     aged = replace(
@@ -347,10 +291,10 @@ def _aged(decision: Decision, us: int) -> Decision:
         reset_after_us=reset_after - us if reset_after > us else 0,
         delay_us=delay - us if delay > us else 0,
     )
-    if decision.made_of or decision.shadow:
-        return replace(aged, made_of=_all_aged(decision.parts, us), shadow=_all_aged(decision.shadow, us))
+    if decision.parts or decision.shadow:
+        return replace(aged, parts=_age_all(decision.parts, us), shadow=_age_all(decision.shadow, us))
     return aged
 
 
-def _all_aged(decisions: tuple[Decision, ...], us: int) -> tuple[Decision, ...]:
-    return tuple([_aged(decision, us) for decision in decisions])
+def _age_all(decisions: tuple[Decision, ...], us: int) -> tuple[Decision, ...]:
+    return tuple([_age(decision, us) for decision in decisions])

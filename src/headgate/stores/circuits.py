@@ -11,7 +11,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
-from typing import NamedTuple
 
 from headgate.core.decision import Decision
 from headgate.core.errors import StoreBusy, StoreError, StoreUnavailable
@@ -49,13 +48,7 @@ def reason_of(error: StoreError) -> Reason:
 
 
 class Circuits:
-    """All circuits of a store, and counters of its calls; safe for threads.
-
-    Args:
-        store: the store, which may name its servers.
-        new_breaker: returns a new breaker.
-        ticks: returns the time.
-    """
+    """All circuits of a store, which may name its servers, and counters of its calls; safe for threads."""
 
     def __init__(self, store: object, new_breaker: Callable[[], Breaker], ticks: Callable[[], int]) -> None:
         self.lock = new_lock()
@@ -65,8 +58,7 @@ class Circuits:
         self.late = 0  # answers that arrived after their calls had failed
         self._new_breaker = new_breaker
         self._sharded = store if isinstance(store, Sharded) else None
-        self._only = new_breaker() if self._sharded is None else None
-        self._breakers = {ONLY_SERVER: self._only} if self._only is not None else {}
+        self._breakers = {ONLY_SERVER: new_breaker()} if self._sharded is None else {}
         self._openings = self._recoveries = 0  # of forgotten circuits
         self.is_healthy = True
         """Whether all circuits are closed without failures: an answer changes nothing."""
@@ -90,16 +82,16 @@ class Circuits:
             is_closed = all(breaker.state is _CLOSED for breaker in breakers.values())
             now = 0 if is_closed else self.ticks()
             tickets = {}
-            if all(breaker.may_ask(now) for breaker in breakers.values()):
-                tickets = {server: breaker.ask(now) for server, breaker in breakers.items()}
+            if all(breaker.permits(now) for breaker in breakers.values()):
+                tickets = {server: breaker.permit(now) for server, breaker in breakers.items()}
         return Attempt(self, breakers, servers, tickets)
 
     def refresh(self) -> None:
         """Update `is_healthy` after reports to the circuits; the lock must be held."""
         self.is_healthy = all(breaker.is_healthy for breaker in self._breakers.values())
         self._shared = None
-        if self.is_healthy and self._only is not None:
-            self._shared = Attempt(self, self._breakers, (), {ONLY_SERVER: self._only.epoch})
+        if self.is_healthy and self._sharded is None:
+            self._shared = Attempt(self, self._breakers, (), {ONLY_SERVER: self._breakers[ONLY_SERVER].epoch})
 
     def trip(self, error: StoreError) -> None:
         """Open the circuits of all known servers until a probe succeeds, since the store is known to be down."""
@@ -108,8 +100,7 @@ class Circuits:
             known = self._breakers or {ONLY_SERVER: self._add(ONLY_SERVER)}
             gone = [server for server, breaker in known.items() if breaker.trip(now)]
             self.refresh()
-        for server in gone:
-            _log_outage(server, error)
+        _log_outages(gone, error)
 
     def bypass(self, plan: Plan) -> Attempt:
         """Return the attempt of a call that is not for the store: not permitted, and not counted."""
@@ -172,13 +163,12 @@ class Attempt:
                     back.append(server)
             self._circuits.refresh()
         _log_recoveries(back)
-        for server in gone:
-            _log_outage(server, "a part of its answers is missing")
+        _log_outages(gone, "some of its responses are missing")
 
-    def failed(self, error: BaseException) -> Failure:
-        """Record a failure of the server that the error names, or of all that were needed.
+    def failed(self, error: BaseException) -> Reason:
+        """Record a failure of the server that the error names, or of all that were needed; returns its reason.
 
-        An error that says nothing about the store, such as misuse or cancellation, is raised again.
+        An error that is not about the store, such as misuse or cancellation, is raised again.
         """
         circuits, gone = self._circuits, []
         is_busy = isinstance(error, StoreBusy)  # the store itself is healthy
@@ -194,13 +184,13 @@ class Attempt:
             reason = reason_of(error)
             circuits.failures[reason] += 1
             circuits.refresh()
-        for server in gone:
-            _log_outage(server, error)
-        return Failure(self, reason, error)
+        _log_outages(gone, error)
+        return reason
 
-    def refused(self) -> Failure:
-        """Return the failure of a call that is not permitted."""
-        return Failure(self, Reason.CIRCUIT_OPEN, None)
+    def refusal(self) -> StoreUnavailable:
+        """Return the error of a call that is not permitted."""
+        where, wait_us = _named(", ".join(self._open_circuits())), self.wait_us()
+        return StoreUnavailable(f"the store{where} failed before, and is tried again in {wait_us / 1e6:g} s")
 
     def answered_late(self, failed: str) -> None:
         """Record that the failed server has answered after all; its name is empty if it is not known."""
@@ -217,9 +207,9 @@ class Attempt:
         """Return microseconds until the store is called again; at least 1."""
         with self._circuits.lock:
             now = self._circuits.ticks()
-            return max([breaker.wait_us(now) for breaker in self.open_circuits().values()])
+            return max([breaker.wait_us(now) for breaker in self._open_circuits().values()])
 
-    def open_circuits(self) -> Mapping[str, Breaker]:
+    def _open_circuits(self) -> Mapping[str, Breaker]:
         """Return the circuits that are not closed; all of them if all are closed."""
         return {server: each for server, each in self._breakers.items() if each.state is not _CLOSED} or self._breakers
 
@@ -229,29 +219,16 @@ class Attempt:
         return {server for server, part in parts if part.degraded == Reason.STORE_UNAVAILABLE}
 
 
-class Failure(NamedTuple):
-    """A call that the store did not answer."""
-
-    attempt: Attempt
-    reason: Reason
-    error: StoreError | None
-    """The store's error, if it was called."""
-
-    def to_raise(self) -> StoreError:
-        if self.error:
-            return self.error
-        where, wait_us = _named(", ".join(self.attempt.open_circuits())), self.attempt.wait_us()
-        return StoreUnavailable(f"the store{where} failed before, and is tried again in {wait_us / 1e6:g} s")
-
-
 def _named(server: str) -> str:
     return f" (shard {server})" if server else ""
 
 
 def _log_recoveries(servers: list[str]) -> None:
     for server in servers:
-        _LOG.warning("the store%s answers again", _named(server))
+        _LOG.warning("the store%s responds again", _named(server))
 
 
-def _log_outage(server: str, why: object) -> None:
-    _LOG.warning("the store%s does not answer (%s): requests are decided without it until it does", _named(server), why)
+def _log_outages(servers: list[str], why: object) -> None:
+    message = "the store%s is unavailable (%s): requests are decided without it until it responds"
+    for server in servers:
+        _LOG.warning(message, _named(server), why)

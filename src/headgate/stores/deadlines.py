@@ -27,11 +27,9 @@ BUSY_SHARE = 1 / 16
 
 
 class ServerTime:
-    """The time of an event loop, in seconds, without its own use of it while calls were open.
+    """The time of an event loop, in seconds, without the loop's own use of it while calls were open.
 
-    Args:
-        loop: the event loop.
-        look: called at every tick; returns whether calls are still open.
+    At every tick, `look` returns whether calls are still open.
     """
 
     __slots__ = ("_computed", "_is_watching", "_look", "_own", "_rings_at", "_seen_at", "loop")

@@ -26,7 +26,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -36,16 +35,16 @@ from headgate.core.decision import Decision
 from headgate.core.errors import InvalidStore, OutcomeUnknown, StoreError
 from headgate.core.mode import Mode
 from headgate.core.numbers import whole
-from headgate.core.plan import Call, Family, Limit, Verb, shadowed
+from headgate.core.plan import Call, Limit, Verb, shadowed
 from headgate.flows import drive, drive_async
 from headgate.stores import breaker as breakers
-from headgate.stores.base import AsyncCheck, AsyncStore, Check, Sharded, Store, WithDeadlines
+from headgate.stores.base import AsyncStore, Store
 from headgate.stores.breaker import Breaker, BreakerStatistics
-from headgate.stores.circuits import DECIDED_HERE, Attempt, Circuits, Failure, Reason
+from headgate.stores.circuits import DECIDED_HERE, Attempt, Circuits, Reason
 from headgate.stores.fallback import Fallback
 from headgate.stores.heartbeat import Heartbeat
 from headgate.stores.memory import MAX_KEYS
-from headgate.stores.wrapping import check_colour, microseconds, plain_async_check, plain_check
+from headgate.stores.wrapper import AsyncWrapper, Wrapper, microseconds
 
 __all__ = ["AsyncFailoverStore", "FailoverStore", "Options", "Reason", "Statistics"]
 
@@ -55,10 +54,20 @@ LATE_EVERY_US = 10_000_000
 _LOG = logging.getLogger("headgate.stores")
 _RESET = Verb.RESET  # a global is found faster than an enum member
 _TAKING = (Verb.CHECK, Verb.CHECK_ONCE)
-_NEVER = 1 << 63
 
 
-class Options(TypedDict, total=False):
+class OutageOptions(TypedDict, total=False):
+    fewest: int
+    """The least number of processes that share the limits, if they are counted; 1 by default."""
+    failures: int
+    """Failures in a row that open the circuit of a server; 5 by default."""
+    pause: float
+    """Seconds until the first probe; 0.25 by default. Each failed probe doubles it, and chance shortens it."""
+    longest_pause: float
+    """The longest pause, in seconds; 2 by default."""
+
+
+class Options(OutageOptions, total=False):
     mode: str | Callable[[Limit], Mode]
     """What to answer when the store does not: "local" (the default), "allow" or "deny"; or a function of each limit."""
     nodes: int | None
@@ -66,16 +75,8 @@ class Options(TypedDict, total=False):
     store counts; see `headgate.stores.heartbeat`."""
     shared: str
     """The name of what the counted processes share, "" by default."""
-    fewest: int
-    """The least number of processes, known without counting; 1 by default."""
     max_keys: int
     """The most states of single keys for the mode "local"; see `MemoryStore`."""
-    failures: int
-    """Failures in a row that open the circuit of a server; 5 by default."""
-    pause: float
-    """Seconds until the first probe; 0.25 by default. Each failed probe doubles it, and chance shortens it."""
-    longest_pause: float
-    """The longest pause, in seconds; 2 by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Statistics:
     """How many processes share the limits, as set or counted."""
 
 
-class FailoverStore:
+class FailoverStore(Wrapper):
     """A `Store` that always answers, for callers that may block.
 
     >>> from headgate import Limiter
@@ -106,115 +107,49 @@ class FailoverStore:
     >>> limiter = Limiter("100/minute", store=FailoverStore(open_store("redis://localhost:6379/0"), nodes=4))
 
     Args:
-        store: the inner store. It must answer or raise a `StoreError` before callers give up: a cancelled call says
-            nothing about the store, and so never opens a circuit.
+        store: the inner store. It must answer or raise a `StoreError` before callers give up: a cancelled call is no
+            evidence about the store, and so never opens a circuit.
         options: see `Options`.
 
     Of the verbs, only `reset` raises StoreError: it resets this node's own state, and the caller must know that the
     store was not reset.
     """
 
+    _layer: _Failover
+
     def __init__(self, store: Store, **options: Unpack[Options]) -> None:
-        check_colour(store, asynchronous=False, outer=type(self))
-        self._store = store
-        self.clock = store.clock
-        self._failover = _Failover(store, self._beat, **options)
-        if isinstance(store, Sharded):
-            self.servers_of, self.servers = store.servers_of, store.servers
-
-    def run(self, call: Call) -> Decision:
-        failover = self._failover
-        if call.shadow and failover.circuits.is_apart(call):
-            return drive(shadowed(call), self.run)
-        attempt = failover.begin(call)
-        if not attempt.tickets:
-            return failover.decide(call, attempt.refused())
-        try:
-            decision = self._store.run(call)
-        except BaseException as error:  # noqa: BLE001  errors of others are raised again
-            return failover.decide(call, failover.failed(attempt, error))
-        return failover.answered(call, attempt, decision)
-
-    def bind(self, family: Family) -> Check:
-        return plain_check(self, family)
-
-    def ready(self) -> None:
-        """Return if the inner store can decide now, else raise its StoreError: for health checks."""
-        self._store.ready()
-
-    def statistics(self) -> Statistics:
-        """Return the counters, for metrics."""
-        return self._failover.statistics()
-
-    def close(self) -> None:
-        self._failover.fallback.close()
-        self._store.close()
+        super().__init__(store)
+        self._layer = _Failover(store, self._beat, **options)
+        self.statistics = self._layer.statistics
 
     def _beat(self) -> None:
         with suppress(StoreError):
-            drive(self._failover.heartbeat(), self._store.run)
+            drive(self._layer.heartbeat(), self._store.run)
 
 
-class AsyncFailoverStore:
+class AsyncFailoverStore(AsyncWrapper):
     """The same for an event loop."""
 
+    _layer: _Failover
+
     def __init__(self, store: AsyncStore, **options: Unpack[Options]) -> None:
-        check_colour(store, asynchronous=True, outer=type(self))
-        self._store = store
-        self.clock = store.clock
-        self._failover = _Failover(store, self._start_beat, **options)
+        super().__init__(store)
+        self._layer = _Failover(store, self._start_beat, **options)
+        self.statistics = self._layer.statistics
         self._beating: set[asyncio.Task[None]] = set()
-        if isinstance(store, Sharded):
-            self.servers_of, self.servers = store.servers_of, store.servers
-
-    def within(self, seconds: float) -> AsyncFailoverStore:
-        """Return the same store for callers that wait at most so many seconds for it, with the same state.
-
-        Without effect if the inner store has no deadlines.
-        """
-        if not isinstance(self._store, WithDeadlines):
-            return self
-        copied = copy(self)
-        copied._store = self._store.within(seconds)  # noqa: SLF001  of the same class
-        return copied
-
-    async def run(self, call: Call) -> Decision:
-        failover = self._failover
-        if call.shadow and failover.circuits.is_apart(call):
-            return await drive_async(shadowed(call), self.run)
-        attempt = failover.begin(call)
-        if not attempt.tickets:
-            return failover.decide(call, attempt.refused())
-        try:
-            decision = await self._store.run(call)
-        except BaseException as error:  # noqa: BLE001  errors of others are raised again
-            return failover.decide(call, failover.failed(attempt, error))
-        return failover.answered(call, attempt, decision)
-
-    def bind(self, family: Family) -> AsyncCheck:
-        return plain_async_check(self, family)
-
-    async def ready(self) -> None:
-        """Return if the inner store can decide now, else raise its StoreError: for health checks."""
-        await self._store.ready()
 
     def trip(self, error: StoreError) -> None:
         """Answer without the store until a probe succeeds, since it is known to be down."""
-        self._failover.circuits.trip(error)
-
-    def statistics(self) -> Statistics:
-        """Return the counters, for metrics."""
-        return self._failover.statistics()
+        self._layer.circuits.trip(error)
 
     def beat(self) -> None:
         """Send a heartbeat, if one is due: for a service without requests."""
-        self._failover.beat_if_due(self.clock.now())
+        self._layer.beat_if_due(self.clock.now())
 
     async def close(self) -> None:
         for each in self._beating:
             each.cancel()
-        self._failover.fallback.close()
-        await self._store.close()
+        await super().close()
 
     def _start_beat(self) -> None:  # in a task: the caller of the present call should not wait
         task = asyncio.get_running_loop().create_task(self._beat())
@@ -223,7 +158,7 @@ class AsyncFailoverStore:
 
     async def _beat(self) -> None:
         with suppress(StoreError):
-            await drive_async(self._failover.heartbeat(), self._store.run)
+            await drive_async(self._layer.heartbeat(), self._store.run)
 
 
 class _Failover:
@@ -247,7 +182,7 @@ class _Failover:
             whole("nodes", nodes, 1, MAX_NODES, InvalidStore)
         pause_us, longest_us = microseconds("pause", pause), microseconds("longest_pause", longest_pause)
         self._heartbeat = Heartbeat(shared, fewest) if nodes is None else None
-        self._beat, self._quiet_from, self._quiet_until = beat, -_NEVER, -_NEVER if nodes is None else _NEVER
+        self._beat = beat
         known = self._heartbeat.count if self._heartbeat is not None else nodes or 1
         self.fallback = Fallback(mode, known, max_keys, store.clock)
         self.circuits = Circuits(
@@ -258,14 +193,18 @@ class _Failover:
         self.degraded: Counter[tuple[Mode, Reason]] = Counter()
         self._silent_until = 0
 
-    def begin(self, call: Call) -> Attempt:
+    def begin(self, call: Call) -> Decision | Attempt | None:
         """Begin a call. What this node took in place of the store is refunded or reset here."""
+        if call.shadow and self.circuits.is_apart(call):
+            return None
         if call.verb is _RESET:
             self.fallback.reset(call.plan)
         plan = call.plan or call.shadow[0]
         if call.charge is not None and call.charge.degraded in DECIDED_HERE:
-            return self.circuits.bypass(plan)
-        return self.circuits.begin(plan)
+            attempt = self.circuits.bypass(plan)
+        else:
+            attempt = self.circuits.begin(plan)
+        return attempt if attempt.tickets else self._decide(call, attempt, Reason.CIRCUIT_OPEN)
 
     def answered(self, call: Call, attempt: Attempt, decision: Decision) -> Decision:
         """Record an answer of the store, and return it."""
@@ -273,7 +212,12 @@ class _Failover:
             attempt.succeeded(decision)
         if self.fallback.learns:
             now = self.fallback.record(call, decision)
-            if not self._quiet_from <= now < self._quiet_until and call.verb in _TAKING:
+            heartbeat = self._heartbeat
+            if (
+                heartbeat is not None
+                and not heartbeat.quiet_from <= now < heartbeat.quiet_until
+                and call.verb in _TAKING
+            ):
                 self.beat_if_due(now)
         return decision
 
@@ -281,7 +225,6 @@ class _Failover:
         """Start a heartbeat, if processes are counted, the count is used, and one is due."""
         heartbeat = self._heartbeat
         if heartbeat is not None and self.fallback.learns and heartbeat.is_due(now):
-            self._quiet_from, self._quiet_until = heartbeat.quiet_from, heartbeat.quiet_until
             self._beat()
 
     def heartbeat(self) -> Generator[Call, Decision, None]:
@@ -290,12 +233,12 @@ class _Failover:
             yield from self._heartbeat.beat()
             self.fallback.nodes = self._heartbeat.count
 
-    def failed(self, attempt: Attempt, error: BaseException) -> Failure:
-        """Record a failure, and a later answer if one arrives."""
-        failure = attempt.failed(error)
+    def failed(self, call: Call, attempt: Attempt, error: BaseException) -> Decision:
+        """Record a failure, and a later answer if one arrives; decide in place of the store."""
+        reason = attempt.failed(error)
         if isinstance(error, OutcomeUnknown):
-            error.told_late = partial(self._answered_late, attempt, error.server)
-        return failure
+            error.on_late_answer = partial(self._answered_late, attempt, error.server)
+        return self._decide(call, attempt, reason, error)
 
     def _answered_late(self, attempt: Attempt, server: str, call: Call, decision: Decision) -> None:
         attempt.answered_late(server)
@@ -304,21 +247,24 @@ class _Failover:
         if now >= self._silent_until:
             self._silent_until = now + LATE_EVERY_US
             _LOG.warning(
-                "the store answered after the deadline, so this node had decided (%d so far): the store, "
+                "the store responded after the deadline, so this node had decided (%d so far): the store, "
                 "the network or this process is slow",
                 self.circuits.late,
             )
 
-    def decide(self, call: Call, failure: Failure) -> Decision:
-        """Answer in place of the store."""
+    def _decide(self, call: Call, attempt: Attempt, reason: Reason, error: BaseException | None = None) -> Decision:
+        """Answer in place of the store; `error` is what it raised, if it was called."""
         if call.shadow:
-            return drive(shadowed(call), lambda each: self.decide(each, failure))
+            return drive(shadowed(call), lambda each: self._decide(each, attempt, reason, error))
         if call.verb is _RESET:
-            raise failure.to_raise()
-        decision = self.fallback.answer_for(call, failure.reason, failure.attempt.wait_us())
+            raise error or attempt.refusal()
+        decision = self.fallback.answer_for(call, reason, attempt.wait_us())
         with self.circuits.lock:
-            self.degraded[self.fallback.mode_of(call.plan), failure.reason] += 1
+            self.degraded[self.fallback.mode_of(call.plan), reason] += 1
         return decision
+
+    def close(self) -> None:
+        self.fallback.close()
 
     def statistics(self) -> Statistics:
         circuits = self.circuits

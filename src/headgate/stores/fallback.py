@@ -17,13 +17,12 @@ from functools import lru_cache
 import msgspec
 
 from headgate.clock import Clock
-from headgate.core.decision import Decision, marked
+from headgate.core.decision import Decision, exhausted, marked, refused
 from headgate.core.errors import InvalidQuota, InvalidStore
 from headgate.core.key import Principal
 from headgate.core.mode import Mode
 from headgate.core.numbers import short
 from headgate.core.plan import Call, Charge, Limit, Plan, Verb, call_of, combine, costs_of, decide, part_of
-from headgate.core.pressure import Pressure
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
 from headgate.stores.circuits import DECIDED_HERE, Reason
@@ -80,8 +79,10 @@ class Fallback:
             part = part_of(call, places)
             if mode is Mode.LOCAL:
                 answers = self._local(part, wait_us)
+            elif mode is Mode.ALLOW:  # as if nothing had been used
+                answers = decide(Call(Verb.PEEK, part.plan, 0), [None] * len(places), 0)[1].limits
             else:
-                answers = _allowed(part.plan) if mode is Mode.ALLOW else _denied(part.plan, wait_us)
+                answers = tuple([exhausted(limit.quota, wait_us) for limit in part.plan])
             found.update(zip(places, answers, strict=True))
         return combine([found[place] for place in range(len(modes))])
 
@@ -103,7 +104,7 @@ class Fallback:
         return now
 
     def _note(self, plan: Plan, decision: Decision, now: int) -> None:
-        young, parts = self._young, decision.parts if decision.made_of else (decision,)
+        young, parts = self._young, decision.parts or (decision,)
         for place, limit in enumerate(plan):  # zip takes twice the time
             part = parts[place]
             if part.degraded != _MISSING:
@@ -130,11 +131,11 @@ class Fallback:
             return self._store.run(msgspec.structs.replace(call, plan=share)).limits
         parts = self._store.run(call_of(Verb.PEEK, share, possible)).limits
         return tuple(
-            [_refused(part, wait_us) if part.limit < cost else part for part, cost in zip(parts, costs, strict=True)]
+            [_refuse(part, wait_us) if part.limit < cost else part for part, cost in zip(parts, costs, strict=True)]
         )
 
     def _catch_up(self, plan: Plan, share: Plan, nodes: int) -> None:
-        """Take from each share what the store's last answer says is used."""
+        """Take from each share the usage in the store's last answer."""
         with self._lock:
             for limit, own in zip(plan, share, strict=True):
                 seen = self._take_seen(limit)
@@ -155,18 +156,6 @@ def _share(plan: Plan, nodes: int) -> Plan:
     if nodes == 1:
         return plan
     return tuple([Limit(each.space, each.principal, share_of(each.quota, nodes)) for each in plan])
-
-
-def _allowed(plan: Plan) -> tuple[Decision, ...]:
-    """Admit everything, as if nothing had been used."""
-    return decide(Call(Verb.PEEK, plan, 0), [None] * len(plan), 0)[1].limits
-
-
-def _denied(plan: Plan, wait_us: int) -> tuple[Decision, ...]:
-    """Refuse everything until the store is called again."""
-    quotas = [limit.quota for limit in plan]
-    nothing = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for quota in quotas]
-    return tuple([_refused(decision, wait_us) for decision in nothing])
 
 
 @lru_cache(maxsize=4096)
@@ -195,8 +184,5 @@ def _is_refunded_here(charge: Charge | None, reason: Reason) -> bool:
     return charge.degraded in DECIDED_HERE
 
 
-def _refused(decision: Decision, wait_us: int) -> Decision:
-    reset_us = max(decision.reset_after_us, wait_us)
-    return msgspec.structs.replace(
-        decision, allowed=False, retry_after_us=wait_us, reset_after_us=reset_us, state=Pressure.THROTTLED, delay_us=0
-    )
+def _refuse(decision: Decision, wait_us: int) -> Decision:
+    return msgspec.structs.replace(refused(decision, wait_us), reset_after_us=max(decision.reset_after_us, wait_us))

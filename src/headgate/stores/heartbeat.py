@@ -28,17 +28,15 @@ COUNTED = Quota(1000, 20_000_000, algorithm=Algorithm.SLIDING_WINDOW_LOG)
 UNSEEN = 10
 """The number of processes that a process assumes before it has reached its store."""
 KEPT = 12
-"""The highest count applies for at least so many heartbeats, a minute, and less than twice as many."""
+"""The heartbeats for which the highest count applies at least, about a minute; at most twice as many."""
 SPACE = "!nodes"
 """No other limit has this space: names have no exclamation marks."""
 
 
 class Heartbeat:
-    """The heartbeat of this process; safe for threads.
+    """The heartbeat of this process; safe for threads. Processes with the same `name` count each other.
 
-    Args:
-        name: of what the processes share: those with the same name count each other.
-        fewest: the least number of processes, whatever is counted.
+    The count is at least `fewest`.
     """
 
     def __init__(self, name: str, fewest: int) -> None:

@@ -11,21 +11,20 @@ Memory is bounded:
 * At most `max_keys` states are kept. None that still counts is ever dropped, for that would hand its key fresh budget.
   Instead, keys that find the store full share states: each falls by its hash into one of a fixed number of *overflow*
   states of its algorithm and window. Keys in one overflow state draw on one budget, so they may be refused early but
-  never pass more together than one key could; therefore nothing in it can be given back for one of them. A bucket's
+  never pass more together than one key could; therefore nothing in it can be refunded for one of them. A bucket's
   state comes back at the rate of one limit, so under another limit it is refused until nothing in it counts any more:
-  what is admitted under a fast limit would else come back fast for keys of a slow one. The place of a key does not
+  otherwise what is admitted under a fast limit would come back fast for keys of a slow one. The place of a key does not
   depend on its limit, so a change of that finds what was used. Counts of windows mean the same under all limits. When
   there is room again, a key gets a state of its own, which begins as a copy.
 * Answers of `check_once` are cleared in the same way, and at most `max_keys` of them are kept.
 
 The lock keeps other threads out, but not a signal handler or a ``__del__`` that makes a call in the middle of one, on
 the same thread (see `headgate.locks`). So a call reads, decides, and then, where nothing can run in between, makes sure
-that what it read is still there and replaces it (see `_replaced`). Otherwise it decides again.
+that what it read is still there and replaces it (see `_replace`). Otherwise it decides again.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from operator import getitem, setitem
@@ -36,15 +35,15 @@ import msgspec
 from headgate.clock import Clock, SystemClock
 from headgate.core import plan as plans
 from headgate.core.algorithms import Algorithm, State, void_at
-from headgate.core.decision import Decision
+from headgate.core.decision import Decision, exhausted
 from headgate.core.errors import InvalidStore
-from headgate.core.key import ONCE_US, Principal, checked_principal
+from headgate.core.key import ONCE_US, Principal
 from headgate.core.numbers import short, whole
-from headgate.core.plan import Call, Family, Limit, Plan, States, Verb
-from headgate.core.pressure import Pressure
+from headgate.core.plan import Call, Family, Limit, States, Verb
 from headgate.core.quota import Quota
 from headgate.locks import new_lock
-from headgate.stores.base import AsyncCheck, Check
+from headgate.stores.base import AsyncCheck, Check, plain_check
+from headgate.stores.refunds import Admissions
 
 MAX_KEYS = 1_000_000
 _OVERFLOW_STATES = 1024  # for each group of limits of an algorithm and window
@@ -58,8 +57,6 @@ _CHECK, _CHECK_ONCE, _PEEK = Verb.CHECK, Verb.CHECK_ONCE, Verb.PEEK
 
 
 class _Table:
-    """The states of one space."""
-
     __slots__ = ("bound", "shared", "space", "states")
 
     def __init__(self, space: str, *, shared: bool) -> None:
@@ -96,11 +93,6 @@ class MemoryStore:
         self.clock = clock or SystemClock()
         self._now = None if type(self.clock) is SystemClock else self.clock.now  # None: read it without another call
         self._lock = new_lock()
-        # Each step of it acquires the lock: ``for _ in self._locked: try: ... finally: release()`` is as safe as a with
-        # statement and twice as fast. A plain call of acquire() is neither: a signal handler that raises (Ctrl-C) may
-        # run right after the call, before the try block, and leave the lock held for ever; no handler runs between a
-        # step of an iterator in C and the body of its loop.
-        self._locked = iter(self._lock.acquire, False)
         self._tables: dict[str, _Table] = {}  # by space
         self._overflow: dict[str, _Table] = {}  # by shape
         self._own = self._shared = 0  # how many states there are of either kind
@@ -117,25 +109,15 @@ class MemoryStore:
         return self._own + self._shared
 
     def run(self, call: Call) -> Decision:
-        for _ in self._locked:
-            try:
-                now = time_ns() // 1000 if self._now is None else self._now()
-                if now >= self._next_due:
-                    self._sweep(now)
-                is_check = call.verb is _CHECK
-                decision = self._check(call.plan, call.cost, now, call.costs) if is_check else self._run(call, now)
-                if not call.shadow:
-                    return decision
-                tried: tuple[Decision, ...] = ()
-                if is_check and decision.allowed:
-                    for plan in call.shadow:
-                        tried += (self._check(plan, call.cost, now),)
-                else:
-                    tried = tuple([self._run(each, now) for each in plans.shadow_calls(call, decision)])
-                return msgspec.structs.replace(decision, shadow=tried)
-            finally:
-                self._lock.release()
-        raise AssertionError("the lock was not acquired")
+        with self._lock:
+            now = time_ns() // 1000 if self._now is None else self._now()
+            if now >= self._next_due:
+                self._sweep(now)
+            decision = self._check(call, now) if call.verb is _CHECK else self._run(call, now)
+            if call.shadow:
+                tried = [self._run(each, now) for each in plans.shadow_calls(call, decision)]
+                return msgspec.structs.replace(decision, shadow=tuple(tried))
+            return decision
 
     def ready(self) -> None:
         """Nothing to wait for."""
@@ -153,70 +135,57 @@ class MemoryStore:
     def bind(self, family: Family) -> Check:
         """Return the function that checks keys of `family`.
 
-        It decides as `run` does, in half the time, by having all it needs at hand. Text that has a state is known to be
-        a good key. One limit has a function of its own, which takes 40 % less than the general one would.
+        It is faster than `run`, since it looks nothing up. A key that has states is valid.
         """
-        store, locked, release, clock = self, self._locked, self._lock.release, self._now
-        quotas, tables = family.quotas, [self._bound(space) for space in family.spaces]
+        if len(family.quotas) > 1:
+            return self._bind_several(family)
+        store, lock, clock, step = self, self._lock, self._now, family.quotas[0].step
+        states, check_any = self._bound(family.spaces[0]), plain_check(self, family)
         one = 1  # compared by identity: True and 1.0 equal it, but are not costs
 
         def check(key: str, cost: int = 1) -> Decision:
-            if cost is not one and not (type(cost) is int and cost == 0):
-                cost = family.checked_cost(cost)
-            for _ in locked:
-                try:
-                    now = time_ns() // 1000 if clock is None else clock()
-                    if now >= store._next_due:
-                        store._sweep(now)
-                    before: list[State] = []
-                    for states in tables:
-                        before.append(states[key])  # noqa: PERF401  a comprehension takes longer
-                    if not cost:
-                        return plans.look(quotas, before, (1,) * len(tables), now)[1]
-                    after, decision = plans.check(quotas, before, (cost,) * len(tables), now)
-                    if after is before or _replaced(tables, (key,) * len(tables), before, after):
-                        return decision
-                except KeyError:  # a new key, or one that must be looked for elsewhere
-                    plan = family.plan(key)
-                    return store._first(Call(_CHECK, plan, cost) if cost else Call(_PEEK, plan), now)
-                except TypeError:
-                    checked_principal(key)  # an unhashable key
-                    raise
-                finally:
-                    release()
-            raise AssertionError("the lock was not acquired")
-
-        if len(tables) > 1:
-            return check
-        (table,), step, check_any = tables, quotas[0].step, check
-
-        def check_one(key: str, cost: int = 1) -> Decision:
             if cost is not one:
-                if type(cost) is int and cost == 0:
-                    return check_any(key, 0)
-                cost = family.checked_cost(cost)
-            for _ in locked:
+                return check_any(key, cost)
+            with lock:
+                now = time_ns() // 1000 if clock is None else clock()
+                if now >= store._next_due:
+                    store._sweep(now)
                 try:
-                    now = time_ns() // 1000 if clock is None else clock()
-                    if now >= store._next_due:
-                        store._sweep(now)
-                    before = table[key]
-                    after, decision = step(before, cost, now)
+                    before = states[key]
+                    after, decision = step(before, 1, now)
                     if after is before:
                         return decision
-                    if table[key] is before:
-                        table[key] = after
+                    if states[key] is before:
+                        states[key] = after
                         return decision
-                except KeyError:
-                    return store._first(Call(_CHECK, family.plan(key), cost), now)
-                except TypeError:
-                    checked_principal(key)
-                    raise
-                finally:
-                    release()
-            raise AssertionError("the lock was not acquired")
+                except (KeyError, TypeError):  # a new or unhashable key, or one that must be looked for elsewhere
+                    pass
+                return store._decide(Call(_CHECK, family.plan(key)), now)
 
-        return check_one
+        return check
+
+    def _bind_several(self, family: Family) -> Check:
+        store, lock, clock, quotas = self, self._lock, self._now, family.quotas
+        tables, check_any = [self._bound(space) for space in family.spaces], plain_check(self, family)
+        costs, one = (1,) * len(quotas), 1
+
+        def check(key: str, cost: int = 1) -> Decision:
+            if cost is not one:
+                return check_any(key, cost)
+            with lock:
+                now = time_ns() // 1000 if clock is None else clock()
+                if now >= store._next_due:
+                    store._sweep(now)
+                try:
+                    before = [states[key] for states in tables]
+                    after, decision = plans.check(quotas, before, costs, now)
+                    if after is before or _replace(tables, [key] * len(tables), before, after):
+                        return decision
+                except (KeyError, TypeError):  # as for one limit
+                    pass
+                return store._decide(Call(_CHECK, family.plan(key)), now)
+
+        return check
 
     def _bound(self, space: str) -> dict[Principal | int, State]:
         with self._lock:
@@ -225,22 +194,22 @@ class MemoryStore:
             return table.states
 
     def _run(self, call: Call, now: int) -> Decision:
-        """Do what a call says. The lock is held."""
+        """Run a call. The lock is held."""
         verb, plan = call.verb, call.plan
         if verb is _CHECK:
-            return self._check(plan, call.cost, now, call.costs)
+            return self._check(call, now)
         if verb is Verb.REFUND and call.token and call.charge is not None:
             return self._refund_once(call, call.charge.until, now)
         if verb is not _CHECK_ONCE:
             return self._decide(call, now)
-        decision, places = self._once.find(call.token, now), plans.places_of(plan)
-        if decision is not None and not self._once.is_of(call.token, places):
-            return plans.replayed(plan, [self._find(limit, len(plan))[2] for limit in plan], now)
+        limits, (decision, known) = plans.hash_of(plan), self._once.find(call.token, now)
         if decision is None:
             decision = self._decide(call, now)
             if decision.allowed:
-                self._once.keep(call.token, decision, now, places)
+                self._once.keep(call.token, decision, now, limits)
                 self._due_after(now + ONCE_US)
+        elif known != limits:
+            return plans.replayed(plan, [self._find(limit, len(plan))[2] for limit in plan], now)
         return decision
 
     def _refund_once(self, call: Call, until: int, now: int) -> Decision:
@@ -259,56 +228,34 @@ class MemoryStore:
         answer: Decision = (refunds.states[at] or ())[2]
         return answer
 
-    def _check(self, plan: Plan, cost: int, now: int, costs: tuple[int, ...] = ()) -> Decision:
+    def _check(self, call: Call, now: int) -> Decision:
         """Check limits all of which have a state of their own, as nearly all do."""
-        tables = self._tables
+        plan, tables = call.plan, self._tables
         try:
             if len(plan) == 1:
                 (limit,) = plan
                 states, key = tables[limit.space].states, limit.principal
                 before = states[key]
-                after, decision = limit.quota.step(before, cost, now)
+                after, decision = limit.quota.step(before, call.cost, now)
                 if after is before:
                     return decision
                 if states[key] is before:
                     states[key] = after
                     return decision
             else:
-                quotas = [limit.quota for limit in plan]
-                places = [tables[limit.space].states for limit in plan]
+                kept = [tables[limit.space].states for limit in plan]
                 keys = [limit.principal for limit in plan]
-                found = list(map(getitem, places, keys))
-                made, decision = plans.check(quotas, found, costs or (cost,) * len(plan), now)
-                if made is found or _replaced(places, keys, found, made):
+                found = list(map(getitem, kept, keys))
+                made, decision = plans.check([limit.quota for limit in plan], found, plans.costs_of(call), now)
+                if made is found or _replace(kept, keys, found, made):
                     return decision
         except KeyError:  # a new key, or one that must be looked for elsewhere
             pass
-        return self._first(Call(_CHECK, plan, cost, costs=costs), now)
-
-    def _first(self, call: Call, now: int) -> Decision:
-        """Do what a call says about limits some of which may have no state of their own yet."""
-        if len(call.plan) != 1 or call.verb is not _CHECK:
-            return self._decide(call, now)
-        (limit,) = call.plan
-        quota = limit.quota
-        while True:
-            found = self._find(limit, 1)
-            occupied = _occupied(found, quota, now)
-            if occupied is not None:
-                found, after, decision = occupied
-            else:
-                after, decision = quota.step(found[2], call.cost, now)
-            _, at, state, _ = found
-            if after is state:
-                return decision
-            states = self._place(found, quota, decision, now)
-            if at in states and states[at] is state:
-                states[at] = after
-                return decision
+        return self._decide(call, now)
 
     def _decide(self, call: Call, now: int) -> Decision:
-        """Do what a call says, whatever states there are."""
-        verb, plan = call.verb, call.plan
+        """Run a call with any states."""
+        plan = call.plan
         while True:
             found = [self._find(limit, len(plan)) for limit in plan]
             before: list[State] = [each[2] for each in found]
@@ -316,39 +263,37 @@ class MemoryStore:
                 after, decision = _decide_shared(call, found, before, now)
             else:
                 after, decision = plans.decide(call, before, now)
-            if verb is _PEEK:
+            if call.verb is _PEEK:
                 return decision
             tables: list[dict[Principal | int, State]] = []
             keys: list[Principal | int] = []
             old: list[State] = []
             new: list[State] = []
-            told = decision.limits
-            for index, state in enumerate(after):
-                if state is not before[index]:
-                    here = found[index]
-                    tables.append(self._place(here, plan[index].quota, told[index], now))
+            for here, limit, part, state in zip(found, plan, decision.limits, after, strict=False):
+                if state is not here[2]:
+                    tables.append(self._states_for(here, limit.quota, part, now))
                     keys.append(here[1])
                     old.append(here[2])
                     new.append(state)
-            if not keys or _replaced(tables, keys, old, new):
+            if not keys or _replace(tables, keys, old, new):
                 return decision
 
-    def _find(self, limit: Limit, places: int) -> _Found:
-        """Find the state of `limit`. The store is full for a new key when it has fewer `places` than its plan needs."""
+    def _find(self, limit: Limit, needed: int) -> _Found:
+        """Find the state of `limit`. A new key needs room for all states of its plan."""
         space, principal = limit.space, limit.principal
         name = space if type(principal) is str else f"#{space}"  # digests apart, where no key of a caller can find them
         table = self._tables.get(name)
-        full = self._own + places > self._max_keys
+        full = self._own + needed > self._max_keys
         if table is not None and principal in table.states:
             return table, principal, table.states[principal], None
         if table is None:
             table = _Table(name, shared=False)
         if not (full or self._shared):
             return table, principal, None, None
-        origin = overflow, slot = self._overflow_of(space, principal)
-        state = overflow.states.get(slot)
+        origin = overflow, number = self._overflow_of(space, principal)
+        state = overflow.states.get(number)
         if full:
-            return overflow, slot, state, origin
+            return overflow, number, state, origin
         # With room again, a key moves to a state of its own and takes along what was used in common.
         return table, principal, state, origin
 
@@ -360,15 +305,15 @@ class MemoryStore:
         group = hash(name) % _OVERFLOW_GROUPS
         return overflow, group * _OVERFLOW_STATES + hash((space, principal)) % _OVERFLOW_STATES
 
-    def _place(self, found: _Found, quota: Quota, told: Decision, now: int) -> dict[Principal | int, State]:
-        """Return the states among which that of `found` is now, or ought to be.
+    def _states_for(self, found: _Found, quota: Quota, part: Decision, now: int) -> dict[Principal | int, State]:
+        """Return the states that the state of `found` is among, or belongs to.
 
-        A new one is noted for clearing, when nothing counts as used any more by what its limit `told`.
+        A new one is noted for clearing, when nothing counts as used any more by the decision of its limit.
         """
         table, at, state, _ = found
         if at in table.states:
             return table.states
-        due, tables = self._due_after(now + told.reset_after_us), self._tables
+        due, tables = self._due_after(now + part.reset_after_us), self._tables
         if not table.shared:
             table = tables.setdefault(table.space, table)  # a plan may have two new keys of a new space
         due.append((table, at, quota))
@@ -383,7 +328,7 @@ class MemoryStore:
         return table.states
 
     def _due_after(self, when: int) -> list[_Note]:
-        """Return the list of what the sweep looks at when the second after `when` begins."""
+        """Return the notes that the sweep reads when the second after `when` begins."""
         second = when // _SECOND + 1
         due = self._due.get(second)
         if due is None:
@@ -421,8 +366,8 @@ class MemoryStore:
         state = states[at]
         void = void_at(state, quota)
         if self._shared and not table.shared:  # without a state of its own, the key would draw on its overflow state
-            overflow, slot = self._overflow_of(table.space.lstrip("#"), at)
-            void = max(void, void_at(overflow.states.get(slot), quota))
+            overflow, number = self._overflow_of(table.space.lstrip("#"), at)
+            void = max(void, void_at(overflow.states.get(number), quota))
         if void > now:
             self._due_after(void).append(note)
         elif at in states and states[at] is state:
@@ -444,7 +389,7 @@ def _decide_shared(call: Call, found: list[_Found], before: States, now: int) ->
     refusals: dict[int, tuple[State, Decision]] = {}
     kept: dict[object, tuple[State, Decision]] = {}  # by place, what its longest refusal leaves there
     for index, place in enumerate(places):
-        occupied = _occupied(found[index], quotas[index], now, crowded=places.count(place) > 1)
+        occupied = _shared_refusal(found[index], quotas[index], now, crowded=places.count(place) > 1)
         if occupied is not None:
             found[index] = occupied[0]
             refusals[index] = occupied[1:]
@@ -456,28 +401,30 @@ def _decide_shared(call: Call, found: list[_Found], before: States, now: int) ->
     costs = plans.costs_of(call)
     if call.verb is Verb.RESET:  # what keys share is not forgotten for one of them
         left = [state if is_shared else None for state, is_shared in zip(before, shared, strict=True)]
-        return left, _refused(plans.look(quotas, left, costs, now), refusals)[1]
-    if call.verb is Verb.REFUND and any(shared):  # nor given back
-        return before, _refused(plans.look(quotas, before, (1,) * len(quotas), now), refusals)[1]
+        return left, _put_refusals(plans.peek(quotas, left, costs, now), refusals)[1]
+    if call.verb is Verb.REFUND and any(shared):  # or refunded
+        return before, _put_refusals(plans.peek(quotas, before, (1,) * len(quotas), now), refusals)[1]
     if refusals:
-        return _refused(plans.look(quotas, before, costs, now), refusals)
+        return _put_refusals(plans.peek(quotas, before, costs, now), refusals)
     after, decision = plans.decide(call, before, now)
     if decision.taken and len(set(places)) < len(places):
-        after = _filled(places, quotas, after, now)
+        after = _fill(places, quotas, after, now)
     return after, decision
 
 
-def _refused(
+def _put_refusals(
     looked_at: tuple[States, Decision], refusals: Mapping[int, tuple[State, Decision]]
 ) -> tuple[States, Decision]:
-    """Put the refusals of some limits (their states and decisions, by index) in the place of what those said."""
+    """Replace the states and decisions of some limits, by index, with those of their refusals."""
     states, parts = list(looked_at[0]), list(looked_at[1].limits)
     for index, (state, refusal) in refusals.items():
         states[index], parts[index] = state, refusal
     return states, plans.combine(parts)
 
 
-def _occupied(found: _Found, quota: Quota, now: int, *, crowded: bool = False) -> tuple[_Found, State, Decision] | None:
+def _shared_refusal(
+    found: _Found, quota: Quota, now: int, *, crowded: bool = False
+) -> tuple[_Found, State, Decision] | None:
     """Return the refusal of a key that finds its overflow state in use under another limit, if it does.
 
     A state that several limits of a plan share is in use if anything counts. Beside the decision there is the state
@@ -491,15 +438,13 @@ def _occupied(found: _Found, quota: Quota, now: int, *, crowded: bool = False) -
     after, decision = quota.step(state, quota.capacity, now)
     if decision.allowed:
         return None
-    wait = decision.reset_after_us
-    refusal = Decision(False, quota.capacity, 0, wait, wait, Pressure.THROTTLED, quota)
-    return (*origin, state, origin), after, refusal
+    return (*origin, state, origin), after, exhausted(quota, decision.reset_after_us)
 
 
-def _filled(places: Sequence[object], quotas: Sequence[Quota], after: States, now: int) -> list[State]:
+def _fill(places: Sequence[object], quotas: Sequence[Quota], after: States, now: int) -> list[State]:
     """Return the states after an admission: where limits of the plan share one, nothing is left until it is void.
 
-    They do not know what the others took: where the limit is one request, each would be refused for ever.
+    They do not know what the others took: with a limit of one request, each would be refused forever.
     """
     full = [quota.step(None, quota.capacity, now) for quota in quotas]
     result = list(after)
@@ -510,7 +455,7 @@ def _filled(places: Sequence[object], quotas: Sequence[Quota], after: States, no
     return result
 
 
-def _replaced(
+def _replace(
     tables: Sequence[dict[Principal | int, State]], keys: Sequence[Principal | int], before: States, after: States
 ) -> bool:
     """Put the states `after` in the place of those `before`, all or, if one is not there any more, none.
@@ -519,18 +464,6 @@ def _replaced(
     without one.
     """
     try:
-        if len(after) == 2:  # two and three limits are usual; by name takes half as long
-            (t, u), (k, m), (x, y) = tables, keys, before
-            if t[k] is x and u[m] is y:
-                t[k], u[m] = after
-                return True
-            return False
-        if len(after) == 3:
-            (t, u, v), (k, m, n), (x, y, z) = tables, keys, before
-            if t[k] is x and u[m] is y and v[n] is z:
-                t[k], u[m], v[n] = after
-                return True
-            return False
         there: list[State] = []
         done: list[None] = []
         look, put = map(getitem, tables, keys), map(setitem, tables, keys, after)
@@ -543,61 +476,12 @@ def _replaced(
     return False
 
 
-class Admissions:
-    """What CHECK_ONCE answers again: admissions by token, each for `ONCE_US`; not safe for threads by itself.
-
-    Args:
-        most: how many there may be. Beyond that the oldest is forgotten first, and its question counts again.
-    """
-
-    __slots__ = ("_kept", "_most")
-
-    def __init__(self, most: int) -> None:
-        # With the time when each ends, the oldest first. (A plain dict is slow to find its first key after deletions.)
-        self._kept: OrderedDict[bytes, tuple[int, Decision, int]] = OrderedDict()
-        self._most = most
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def find(self, token: bytes, now: int) -> Decision | None:
-        """Return the answer that goes with `token`, if it is remembered."""
-        until, decision, _ = self._kept.get(token, (now, None, 0))
-        return decision if now < until else None
-
-    def is_of(self, token: bytes, places: int) -> bool:
-        """Whether the answer that goes with `token` is one of these limits; see `headgate.core.plan.places_of`."""
-        return self._kept[token][2] == places
-
-    def keep(self, token: bytes, decision: Decision, now: int, places: int = 0) -> None:
-        """Remember an answer given `now`."""
-        self._kept.pop(token, None)  # an answer that ended, which must not keep its place among the oldest
-        if len(self._kept) >= self._most:
-            self._kept.popitem(last=False)
-        self._kept[token] = now + ONCE_US, decision, places
-
-    def drop_ended(self, now: int) -> bool:
-        """Forget the oldest answer if it has ended; says whether it had.
-
-        After the clock was set back, answers that end earlier may be behind it; those wait for their turn.
-        """
-        for until, _, _ in self._kept.values():
-            if until <= now:
-                self._kept.popitem(last=False)
-                return True
-            break
-        return False
-
-    def clear(self) -> None:
-        self._kept.clear()
-
-
 class AsyncMemoryStore:
     """The same states for callers in an event loop; an operation is too short to be worth a thread."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = self._store = store
-        """What keeps them, for callers who need not await."""
+        """The store of the states, for callers that may block."""
         self.clock = store.clock
 
     async def run(self, call: Call) -> Decision:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from headgate.clock import BUCKETS, bucket_of
 
@@ -33,11 +33,3 @@ class Traffic:
     def statistics(self) -> TrafficStatistics:
         durations = (*self._durations, self._nanoseconds)
         return TrafficStatistics(sum(self._durations), self._calls, durations)
-
-
-@runtime_checkable
-class Networked(Protocol):
-    """An optional interface of a store on servers."""
-
-    def traffic(self) -> TrafficStatistics:
-        """Return the counters of replies so far."""

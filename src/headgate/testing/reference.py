@@ -6,10 +6,9 @@ from headgate.clock import Clock
 from headgate.core.algorithms import State
 from headgate.core.decision import Decision
 from headgate.core.key import ONCE_US, Principal
-from headgate.core.plan import Call, Family, decide, places_of, replayed, shadowed
+from headgate.core.plan import Call, decide, hash_of, replayed, shadowed
 from headgate.flows import drive
-from headgate.stores.base import Check
-from headgate.stores.wrapping import plain_check
+from headgate.stores.base import plain_check
 
 
 class ReferenceStore:
@@ -33,17 +32,16 @@ class ReferenceStore:
             if call.token not in self.answers:
                 self.answers[call.token] = call.charge.until, self._decide(call), 0
             return self.answers[call.token][1]
-        until, decision, places = self.answers.get(call.token, (now, None, 0))
+        until, decision, known = self.answers.get(call.token, (now, None, 0))
         if decision is None or until <= now:
             decision = self._decide(call)
             if decision.allowed:
-                self.answers[call.token] = now + ONCE_US, decision, places_of(call.plan)
-        elif places != places_of(call.plan):
+                self.answers[call.token] = now + ONCE_US, decision, hash_of(call.plan)
+        elif known != hash_of(call.plan):
             return replayed(call.plan, [self.states.get((each.space, each.principal)) for each in call.plan], now)
         return decision
 
-    def bind(self, family: Family) -> Check:
-        return plain_check(self, family)
+    bind = plain_check
 
     def ready(self) -> None:
         """Nothing to wait for."""

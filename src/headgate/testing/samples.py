@@ -30,12 +30,13 @@ CALENDARS = [Quota.per(5, Calendar("day", "Europe/Berlin")), Quota.per(5, Calend
 
 LARGE = [
     *(Quota(20_011, 86_400 * SECOND, algorithm=algorithm) for algorithm in Algorithm),
+    *(Quota(999_983, 86_400 * SECOND, algorithm=algorithm) for algorithm in Algorithm if algorithm.is_bucket),
     Quota(1_000_003, 999_983, burst=2_250_000),
     Quota(2_251, SECOND, burst=2_251_797_000, algorithm=Algorithm.GCRA),
     Quota(22_517_000, 100 * SECOND, algorithm=Algorithm.SLIDING_WINDOW_COUNTER),
     Quota(7, 3650 * 86_400 * SECOND, algorithm=Algorithm.LEAKY_BUCKET),
 ]
-"""Quotas whose arithmetic is close to the bound of exactness."""
+"""Quotas whose arithmetic is close to the bound of exactness, among them buckets that round."""
 
 FEW = [QUOTAS[0], CALENDARS[0]]
 """Enough for a store that wraps another one, which is tested with all quotas."""

@@ -32,8 +32,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from headgate.core.address import IpAddress, NetworkMap, canonical, key_of
 from headgate.core.numbers import short, whole
+from headgate.networks import IpAddress, NetworkMap, canonical, key_of
 from headgate.web.errors import InvalidSettings
 from headgate.web.lines import HeaderLines, collect, forwarded_elements, header_name, plain_elements, right_end
 
@@ -147,12 +147,7 @@ class AddressReader:
             raise InvalidSettings(f"{self.source} has one address, written by the nearest proxy: hops must be 1")
 
     def read(self, peer: str | None, lines: HeaderLines) -> ClientAddress:
-        """Return the address of the client of a request.
-
-        Args:
-            peer: the address that opened the connection; None or "" on a Unix socket.
-            lines: the header lines of the request, as bytes.
-        """
+        """Return the address of the client of a request that `peer` sent, None or "" on a Unix socket."""
         found = collect(lines, (self.header,)) if self.header else {}
         return self.read_values(peer, found.get(self.header, ()))
 

@@ -30,7 +30,8 @@ _SCHEME = re.compile(r"[A-Za-z0-9-]{0,32}")
 _OF_A_SCHEME = re.compile(rb"[A-Za-z][A-Za-z0-9-]* +[!-~][ -~]*")
 OTHER_SCHEME = "of another scheme"
 """The reason for a well-formed credential that is not for Headgate."""
-_NOBODY = "0" * 64
+_NO_DIGEST = "0" * 64
+"""That of no key."""
 
 
 def digest(key: str | bytes, secret: bytes = b"") -> str:
@@ -56,7 +57,7 @@ class Holder:
                 raise InvalidSettings(f"{part} of an API key's holder must be printable text, got {short(text)}")
 
 
-NO_KEYS: Mapping[str, Holder] = {_NOBODY: Holder()}
+NO_KEYS: Mapping[str, Holder] = {_NO_DIGEST: Holder()}
 """For services whose keys are issued later: the digest of no key."""
 
 
@@ -116,7 +117,7 @@ class ApiKeys:
         if self.verified_upstream:
             return Holder(presented[:32]), "verified upstream"
         holder = self.known.get(presented)
-        expected = _NOBODY if holder is None else presented
+        expected = _NO_DIGEST if holder is None else presented
         if not hmac.compare_digest(expected, presented) or holder is None:
             return None, "unknown key"
         if holder.name:

@@ -20,8 +20,8 @@ The state is the worst of all limits. The IETF's fields list all limits.
 Send them only to the client that they describe: for a limit per user, only if the user is verified.
 
 `ResponseHeaders` has the settings, and writes headers as text. Servers prepare the constant parts of each limit once
-(`HeaderWriter.prepare`, cached by `headgate.cache.Prepared`), in the form in which fields are sent: a `Spelling`. As
-bytes, the fields of a limit are constant except for their numbers (`joined`).
+(`HeaderWriter.prepare`, cached by `headgate.cache.Prepared`), in the form in which fields are sent: a `Spelling`. Only
+the responses to HTTP checks have most fields from elsewhere: `headgate.server.api.answers`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from headgate.cache import BoundedCache, Prepared
+from headgate.cache import Prepared
 from headgate.core.decision import Decision
 from headgate.core.numbers import short
 from headgate.core.pressure import Pressure
@@ -107,8 +107,7 @@ class ResponseHeaders:
         prepared = self._prepared.of
         limits = [prepared(name, part.quota) for name, part in zip(names, decision.limits, strict=True)]
         reset_at = -(-(now + decision.reset_after_us) // SECOND) if now else 0
-        listed = self._writer.listed(limits)
-        return self._writer.write(decision, limits[decision.index], reset_at, listed, partitions)
+        return self._writer.write(decision, limits, reset_at, partitions)
 
 
 class LimitFields(msgspec.Struct, Generic[Field], frozen=True, gc=False):
@@ -124,19 +123,6 @@ class LimitFields(msgspec.Struct, Generic[Field], frozen=True, gc=False):
     """RateLimit-Policy among several limits."""
     quoted: str = ""
     """The name in RateLimit."""
-    templates: dict[tuple[Any, ...], bytes] = {}
-    """All fields, joined, by the digits of their numbers; see `HeaderWriter.joined`."""
-
-
-class ListedFields(msgspec.Struct, Generic[Field], frozen=True):
-    """The constant parts of the headers about several limits."""
-
-    names: Sequence[str]
-    """Of their policies."""
-    policy: tuple[Field, ...] = ()
-    """RateLimit-Policy; empty if it is not constant."""
-    quoted: Sequence[str] = ()
-    """The names in RateLimit."""
 
 
 class HeaderWriter(Generic[Field]):
@@ -154,14 +140,6 @@ class HeaderWriter(Generic[Field]):
         self._degraded = spelling("X-RateLimit-Degraded")("true")
         self._reason = spelling("X-RateLimit-Degraded-Reason")
         self._policy, self._state = spelling(ietf.POLICY), spelling(ietf.STATE)
-        self._listed = BoundedCache[tuple[str, ...], ListedFields[Field]](MOST_PREPARED)
-        """By the items of RateLimit-Policy."""
-        pairs: Any = self._remaining(""), self._state("")
-        self._is_usual = self._legacy and self._is_epoch and self._is_prepared and isinstance(pairs[0], tuple)
-        """Whether the default fields are written as pairs: then those of most admissions need few calls."""
-        if self._is_usual:
-            (self._remaining_name, empty), (self._state_name, _) = pairs
-            self._text: Any = str if isinstance(empty, str) else str.encode
 
     def prepare(self, name: str, quota: Quota) -> LimitFields[Field]:
         """Return the constant parts of headers about a limit. Raises InvalidHeader if the name is not writable."""
@@ -171,105 +149,33 @@ class HeaderWriter(Generic[Field]):
         item = ietf.policy_item(name, quota)
         return LimitFields(name, limit, (self._policy(item),), item, ietf.sf_string(name))
 
-    def listed(self, limits: Sequence[LimitFields[Field]]) -> ListedFields[Field] | None:
-        """Return the constant parts of headers about several limits; None for a single one."""
-        if len(limits) == 1:
-            return None
-        if not self._is_prepared:
-            return ListedFields([limit.name for limit in limits])
-        items = tuple([limit.policy_item for limit in limits])
-        known = self._listed.get(items)
-        if known is None:
-            names, quoted = [limit.name for limit in limits], [limit.quoted for limit in limits]
-            known = self._listed.keep(items, ListedFields(names, (self._policy(", ".join(items)),), quoted))
-        return known
-
     def write(
-        self,
-        decision: Decision,
-        limit: LimitFields[Field],
-        reset_at: int,
-        listed: ListedFields[Field] | None = None,
-        partitions: Sequence[bytes] = (),
+        self, decision: Decision, limits: Sequence[LimitFields[Field]], reset_at: int, partitions: Sequence[bytes] = ()
     ) -> list[Field]:
-        """Return the headers of `decision`; see `ResponseHeaders.of`.
+        """Return the headers of `decision`, like `ResponseHeaders.of`, from its prepared limits.
 
-        Args:
-            decision: of one limit or several.
-            limit: the prepared limit that the decision describes.
-            reset_at: its reset in seconds since the epoch, rounded up; 0 if it is not known.
-            listed: the result of `listed` for several limits.
-            partitions: see `ResponseHeaders.of`.
+        `reset_at` is the reset of the limit that it describes, in seconds since the epoch, rounded up; 0: not known.
         """
-        is_one = not (decision.made_of or partitions)
-        if self._is_usual and is_one and decision.state is _NORMAL and decision.allowed and not decision.delay_us:
-            left, text, until_us = decision.remaining, self._text, decision.reset_after_us
-            if reset_at and left <= ietf.LARGEST and not decision.degraded:
-                item: Any = (self._state_name, text(f"{limit.quoted};r={left};t={-(-until_us // SECOND)}"))
-                number: Any = (self._remaining_name, text(f"{left}"))
-                return [limit.limit, number, self._reset(f"{reset_at}"), limit.policy[0], item]
-        fields: list[Field] = []
+        limit, fields, parts = limits[decision.index], list[Field](), decision.parts
         if self._legacy:
             reset = reset_at if self._is_epoch else -(-decision.reset_after_us // SECOND)
             if self._is_epoch and not reset_at:
                 raise InvalidHeader("reset_format 'epoch' needs the time before the decision: now=clock.now()")
             fields = [limit.limit, self._remaining(f"{decision.remaining}"), self._reset(f"{reset}")]
-        fields += self.unusual(decision)
+        if parts or decision.state is not _NORMAL or not decision.allowed or decision.degraded or decision.delay_us:
+            fields += self.unusual(decision)
         if not self._lists_limits:
             return fields
         if partitions or not self._is_prepared:
-            names = [limit.name] if listed is None else listed.names
-            written = self._encode(decision.limits, names, partitions)
+            written = self._encode(decision.limits, [each.name for each in limits], partitions)
             return fields + [self._spelling(name)(value) for name, value in written]
-        if listed is None:
+        if not parts:
             fields += limit.policy
             fields.append(self._state(ietf.state_item(limit.quoted, decision)))
-        else:
-            parts = zip(listed.quoted, decision.parts, strict=True)
-            fields += listed.policy
-            fields.append(self._state(", ".join([ietf.state_item(quoted, part) for quoted, part in parts])))
-        return fields
-
-    def joined(
-        self: HeaderWriter[bytes],
-        decision: Decision,
-        limit: LimitFields[bytes],
-        reset_at: int,
-        listed: ListedFields[bytes] | None = None,
-    ) -> bytes:
-        """Return the result of `write`, joined.
-
-        For a single limit, everything but the numbers is constant for a given number of digits.
-        """
-        if listed is not None or decision.degraded or decision.delay_us or not self._is_prepared:
-            return b"".join(self.write(decision, limit, reset_at, listed))
-        allowed, left, wait_us = decision.allowed, decision.remaining, decision.retry_after_us
-        until_us = decision.reset_after_us if allowed or not wait_us else wait_us
-        wait = 0 if allowed else -(-wait_us // SECOND) or 1
-        reset = reset_at if self._is_epoch else -(-decision.reset_after_us // SECOND)
-        numbers = {b"l": b"%d" % left, b"r": b"%d" % reset, b"w": b"%d" % wait, b"u": b"%d" % -(-until_us // SECOND)}
-        shape = allowed, decision.state, *map(len, numbers.values())
-        template = limit.templates.get(shape)
-        if template is None:
-            if left > ietf.LARGEST or (self._is_epoch and not reset):
-                return b"".join(self.write(decision, limit, reset_at))
-            template = limit.templates[shape] = self._template(limit, shape)
-        return template % numbers
-
-    def _template(self: HeaderWriter[bytes], limit: LimitFields[bytes], shape: tuple[Any, ...]) -> bytes:
-        allowed, state, *digits = shape
-        left, reset, wait, until = ["0" * each for each in digits]
-        fields: list[bytes] = []
-        if self._legacy:
-            fields += _escaped(limit.limit), _hole(self._remaining, left, "%(l)b"), _hole(self._reset, reset, "%(r)b")
-        if state is not _NORMAL:
-            fields.append(_escaped(self._states[state]))
-        if not allowed:
-            fields += _hole(self._retry_after, wait, "%(w)b"), _escaped(self._no_store)
-        fields += map(_escaped, limit.policy)
-        quoted = limit.quoted.replace("%", "%%")
-        fields.append(_hole(self._state, f"{limit.quoted};r={left};t={until}", f"{quoted};r=%(l)b;t=%(u)b"))
-        return b"".join(fields)
+            return fields
+        states = [ietf.state_item(each.quoted, parts[place]) for place, each in enumerate(limits)]
+        policies = ", ".join([each.policy_item for each in limits])
+        return [*fields, self._policy(policies), self._state(", ".join(states))]
 
     def unusual(self, decision: Decision) -> list[Field]:
         """Return the headers of delays, states, refusals and degraded decisions."""
@@ -314,7 +220,7 @@ def most_shown(decision: Decision, limits: Sequence[Pieces]) -> tuple[Decision, 
     """Return a decision, and its limits, as header fields can list them: of too many, only the deciding limit."""
     if len(limits) <= MOST_SHOWN:
         return decision, limits
-    return msgspec.structs.replace(decision, made_of=(), index=0), (limits[decision.index],)
+    return msgspec.structs.replace(decision, parts=(), index=0), (limits[decision.index],)
 
 
 def retry_after_s(decision: Decision) -> int:
@@ -350,16 +256,6 @@ def policy_names(names: Sequence[str], count: int) -> Sequence[str]:
         seen[name] = nth = seen.get(name, 0) + 1
         distinct.append(name if nth == 1 else f"{name}#{nth}")
     return distinct
-
-
-def _hole(spelled: Callable[[str], bytes], value: str, hole: str) -> bytes:
-    """Return the template of a field, with a placeholder for its value."""
-    before, _, after = spelled(value).rpartition(value.encode())
-    return _escaped(before) + hole.encode() + _escaped(after)
-
-
-def _escaped(field: bytes) -> bytes:
-    return field.replace(b"%", b"%%")
 
 
 def _decimal(us: int) -> str:

@@ -83,25 +83,17 @@ class Identifier:
         derive(self, "verified", tuple(self.verified))
         keys, realms = {each.key for each in self.verified}, {each.realm for each in self.verified}
         if len(self.verified) > 1 and ("" in realms or min(len(keys), len(realms)) < len(self.verified)):
-            raise InvalidSettings(
-                "with claims of several issuers from a proxy, each needs a key and a realm of its own"
-            )
+            raise InvalidSettings("if a proxy sends claims of several issuers, each needs a separate key and realm")
         by_key = {self.api_keys.name} if self.api_keys else set()
         derive(self, "own_credentials", frozenset(by_key | ({_AUTHORIZATION} if self.tokens else set())))
         derive(self, "credentials", self.own_credentials | ({_AUTHORIZATION} if self.verified else set()))
         derive(self, "_wanted", (self.credentials | {self.addresses.header}) - {b""})
 
     def identify(self, peer: str | None, lines: HeaderLines, now: int, query: bytes = b"") -> Identity:
-        """Return the caller of a request.
+        """Return the caller of a request that `peer` sent, None on a Unix socket.
 
-        Args:
-            peer: the address that opened the connection; None on a Unix socket.
-            lines: its header lines, as bytes.
-            now: microseconds since the epoch.
-            query: of its target, without the question mark, not decoded.
-
-        Raises:
-            AmbiguousIdentity: a credential is present twice. No bytes can raise anything else.
+        `now` is in microseconds since the epoch; `query` is that of the target, not decoded, without the question mark.
+        Raises AmbiguousIdentity for a credential that is present twice. No bytes can raise anything else.
         """
         found = collect(lines, self._wanted) if self._wanted else {}
         address = self.addresses.read_values(peer, found.get(self.addresses.header, ()))
@@ -117,16 +109,8 @@ class Identifier:
     ) -> Identity:
         """Return the caller of a request, like `identify`, where a trusted proxy attests the address.
 
-        Args:
-            address: of the client; see `AddressReader.attested`.
-            lines: see `identify`.
-            now: see `identify`.
-            query: see `identify`.
-            payloads: the claims of tokens that the proxy has verified, by `VerifiedClaims.key`. Other bearer tokens
-                are verified by `tokens`, if at all.
-
-        Raises:
-            AmbiguousIdentity: a credential is present twice.
+        `payloads` has the claims of tokens that the proxy has verified, by `VerifiedClaims.key`. Other bearer tokens
+        are verified by `tokens`, if at all.
         """
         found = collect(lines, self.credentials) if self.credentials else {}
         return self._identity(address, found, now, query, payloads)
@@ -172,7 +156,7 @@ class Identifier:
         value = _only(found, _AUTHORIZATION)
         present = [each for each in self.verified if each.key in payloads] if payloads else []
         if len(present) > 1:
-            raise AmbiguousIdentity("the request has tokens of several issuers: send one")
+            raise AmbiguousIdentity("the request has tokens from several issuers: send one")
         try:
             if present:
                 token = None if value is None else _lone_token(value)

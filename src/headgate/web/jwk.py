@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headgate.core.errors import not_installed
 from headgate.core.numbers import short
+from headgate.messages import not_installed
 from headgate.web.errors import InvalidSettings
 
 FAMILIES: Mapping[str, str] = {

@@ -78,7 +78,7 @@ class Issuer:
                 f"an issuer's keys must be of one type, got {len(families)}: {', '.join(sorted(families)) or 'no key'}"
             )
         if len(self._by_id) < len(self.keys) or ("" in self._by_id and len(self.keys) > 1):
-            raise InvalidSettings("an issuer's keys must have different ids; only a single key may have none")
+            raise InvalidSettings("an issuer's keys must have different ids; a key without an id must be its only key")
         whole("leeway_s", self.leeway_s, 0, 600, InvalidSettings)
         _check_meaning(self.claims, self.realm)
 
@@ -94,7 +94,7 @@ class Issuer:
         """Return the dimensions of verified claims; `now` is in microseconds since the epoch. Raises InvalidToken."""
         self._check_times(claims, now)
         if self.issuer and claims.get("iss") != self.issuer:
-            raise InvalidToken("issuer", "the token is of another issuer")
+            raise InvalidToken("issuer", "the token is from another issuer")
         self._check_audience(claims.get("aud"))
         return _dimensions(claims, self.claims, self.realm)
 
@@ -137,17 +137,13 @@ class TokenVerifier:
             or len(realms) < len(self.issuers)
             or {""} & {*self._by_name, *realms}
         ):
-            raise InvalidSettings("with several issuers, each needs an issuer and a realm of its own")
+            raise InvalidSettings("with several issuers, each needs a separate issuer and realm")
 
     def verify(self, token: bytes, now: int) -> dict[str, str]:
         """Return the dimensions of a token, such as ``{"user": "42", "tier": "free"}``.
 
-        Args:
-            token: as it arrived, without ``Bearer``.
-            now: microseconds since the epoch.
-
-        Raises:
-            InvalidToken: the token is not accepted. No bytes can raise anything else.
+        The token is without ``Bearer``, and `now` in microseconds since the epoch. Raises InvalidToken if it is not
+        accepted; no bytes can raise anything else.
         """
         if len(token) > LONGEST:
             raise InvalidToken("too_long", f"the token has more than {LONGEST} bytes")
@@ -224,10 +220,8 @@ def _dimensions(claims: Mapping[str, Any], meaning: Mapping[str, str], realm: st
 def check_extensions(token: bytes) -> None:
     """Reject a token whose header is malformed or has critical extensions (RFC 7515, 4.1.11).
 
-    Envoy's jwt_authn does not check ``crit``, so the tokens that it has verified are checked here.
-
-    Raises:
-        InvalidToken: the token is rejected. No bytes can raise anything else.
+    Envoy's jwt_authn does not check ``crit``, so the tokens that it has verified are checked here. Raises InvalidToken;
+    no bytes can raise anything else.
     """
     _check_extensions(_decoded(token.partition(b".")[0]))
 
@@ -241,12 +235,12 @@ def _key(header: Mapping[str, Any], issuer: Issuer) -> VerificationKey:
     _check_extensions(header)
     kind = header.get("typ", "jwt")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
-        raise InvalidToken("type", "the token is of another type")
+        raise InvalidToken("type", "the token has another type")
     key = issuer.key(header.get("kid"))
     if key is None:
         raise InvalidToken("key", "the token does not name a key of its issuer")
     if header.get("alg") != key.algorithm:
-        raise InvalidToken("algorithm", "the token is not signed by the algorithm of its key")
+        raise InvalidToken("algorithm", "the token is not signed with the algorithm of its key")
     return key
 
 

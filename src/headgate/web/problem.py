@@ -24,9 +24,9 @@ from http import HTTPStatus
 import msgspec
 
 from headgate.core.decision import Decision
-from headgate.core.numbers import printable
 from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
+from headgate.messages import printable
 from headgate.web.headers import policy_names, retry_after_s
 
 NOT_ADMITTED = "This client is not admitted."
@@ -84,20 +84,19 @@ def prepare(name: str, quota: Quota) -> LimitTexts:
 
 def exceeded(decision: Decision, limits: Sequence[LimitTexts], instance: str = "") -> bytes:
     """Return the body of a refused decision, 429, given its prepared limits."""
-    wait, left = b"%d" % (-(-decision.retry_after_us // SECOND) or 1), b"%d" % decision.remaining
+    wait, left = -(-decision.retry_after_us // SECOND) or 1, decision.remaining
     where = b',"instance":' + _json(plain(instance)) if instance else b""
     degraded = b',"degraded":' + _json(decision.degraded) if decision.degraded else b""
     if not decision.parts and not decision.allowed:
-        reset = b"%d" % -(-decision.reset_after_us // SECOND)
+        reset = -(-decision.reset_after_us // SECOND)
         return limits[0].alone % (wait, where, left, wait, degraded, left, reset, wait, _STATES[decision.state])
     violated, states = [], []
     for limit, part in zip(limits, decision.limits, strict=True):
-        waits = b"0"
+        waits = 0
         if not part.allowed:
             violated.append(limit.policy)
-            waits = b"%d" % (-(-part.retry_after_us // SECOND) or 1)
-        reset = b"%d" % -(-part.reset_after_us // SECOND)
-        states.append(limit.state % (b"%d" % part.remaining, reset, waits, _STATES[part.state]))
+            waits = -(-part.retry_after_us // SECOND) or 1
+        states.append(limit.state % (part.remaining, -(-part.reset_after_us // SECOND), waits, _STATES[part.state]))
     deciding = limits[decision.index].refusal
     return deciding % (wait, where, b",".join(violated), left, wait, degraded, b",".join(states))
 
@@ -212,9 +211,9 @@ _MARKUP = ((b"<", b"\\u003c"), (b">", b"\\u003e"), (b"&", b"\\u0026"))
 _DETAIL, _TYPE = b',"detail":', b',"type":"'
 """Neither occurs in a JSON text, which has no bare quotes."""
 _REFUSAL = (
-    b'{"status":429,"title":"Quota Exceeded","detail":<detail>%b s.","type":"'
+    b'{"status":429,"title":"Quota Exceeded","detail":<detail>%d s.","type":"'
     + QUOTA_EXCEEDED.encode()
-    + b'"%b,"violated-policies":[<violated>],"limit":<limit>,"remaining":%b,"retry_after":%b%b,"limits":[<states>]}'
+    + b'"%b,"violated-policies":[<violated>],"limit":<limit>,"remaining":%d,"retry_after":%d%b,"limits":[<states>]}'
 )
-_STATE = b'{"policy":<policy>,"limit":<limit>,"remaining":%b,"reset_after":%b,"retry_after":%b,"state":"%b"}'
+_STATE = b'{"policy":<policy>,"limit":<limit>,"remaining":%d,"reset_after":%d,"retry_after":%d,"state":"%b"}'
 """Angle brackets are filled in once for each limit; no text contains any, since `_json` escapes them."""

@@ -27,18 +27,18 @@ def written(text: str) -> DescriptorPolicy:
     return load({"test.yaml": f"domain: d\ndescriptors:\n{text}"})
 
 
-def asked(*pairs: tuple[str, str], hits: int | None = None) -> Descriptor:
+def request(*pairs: tuple[str, str], hits: int | None = None) -> Descriptor:
     return Descriptor(tuple(pairs), hits)
 
 
 def matched(rules: DescriptorPolicy, *pairs: tuple[str, str]) -> Match:
     """Return what applies to one descriptor of the only domain."""
     (domain,) = rules.domains
-    return rules.match(domain, [asked(*pairs)]).matches[0]
+    return rules.match(domain, [request(*pairs)]).matches[0]
 
 
 def rates(match: Match) -> list[str]:
-    """Return the limits that a store would be asked about, as text."""
+    """Return the limits that a store would be called for, as text."""
     return [str(limit.quota) for limit in match.limits]
 
 
@@ -50,7 +50,7 @@ class Service:
         self.clock = ManualClock(now_us)
         self.store = MemoryStore(clock=self.clock)
 
-    def ask(
+    def decide(
         self, *descriptors: Descriptor, hits_addend: int = 0, shadow_mode: bool = False, quota_mode: bool = False
     ) -> EnvoyAnswer:
         (domain,) = self.rules.domains
@@ -65,8 +65,4 @@ class Service:
     def _decision(self, match: Match) -> Decision:
         if match.refund:
             return self.store.run(Call(Verb.REFUND, match.limits, match.hits))
-        return (
-            self.store.run(Call(Verb.CHECK, match.limits, match.hits))
-            if match.hits
-            else self.store.run(Call(Verb.PEEK, match.limits, 0))
-        )
+        return self.store.run(Call(Verb.CHECK if match.hits else Verb.PEEK, match.limits, match.hits))

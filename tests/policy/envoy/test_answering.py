@@ -9,7 +9,7 @@ import pytest
 
 from headgate.core.errors import UsageError
 from headgate.policy.envoy import Code, Descriptor, EnvoyAnswer, Matching, Status, Unit, envoy_answer, passed_metadata
-from tests.policy.envoy.given import Service, asked, policy, written
+from tests.policy.envoy.given import Service, policy, request, written
 
 SECOND = 1_000_000
 OK, OVER = Code.OK, Code.OVER_LIMIT
@@ -27,19 +27,19 @@ KINDS = """
 def named(text: str) -> Descriptor:
     """Return the descriptor of one entry that is written as key-value."""
     key, _, value = text.partition("-")
-    return asked((key, value))
+    return request((key, value))
 
 
 def after_using(*used: str) -> Service:
     service = Service(written(KINDS))
     for text in used:
-        service.ask(named(text))
+        service.decide(named(text))
     return service
 
 
-@pytest.mark.parametrize(
-    ("request_of", "used", "expected"),
-    [
+def test_the_overall_code() -> None:
+    """Of rates and quotas alone and together, the truth table below has all."""
+    cases: list[tuple[str, str, Code]] = [
         # with what has no limit
         ("quota-1 free-1", "quota-1", OVER),
         ("quota-1 none-1", "quota-1", OVER),
@@ -53,51 +53,46 @@ def after_using(*used: str) -> Service:
         ("ban-1", "", OVER),
         ("ban-shadow", "", OK),
         ("quota-1 ban-1", "", OVER),
-    ],
-)
-def test_the_overall_code(request_of: str, used: str, expected: Code) -> None:
-    """Of rates and quotas alone and together, the truth table below has all."""
-    service = after_using(*used.split())
-    assert service.ask(*map(named, request_of.split())).code is expected
+    ]
+    for request_of, used, expected in cases:
+        service = after_using(*used.split())
+        assert service.decide(*map(named, request_of.split())).code is expected
 
 
-@pytest.mark.parametrize("over", [*product([False, True], repeat=4)])
-def test_the_truth_table_of_quota_mode(over: tuple[bool, ...]) -> None:
+def test_the_truth_table_of_quota_mode() -> None:
     """Over the limit iff any rate limit is over, or there are quotas and all of them are."""
     names = ("rate-1", "rate-2", "quota-1", "quota-2")
-    for count in range(1, 5):
-        for first in range(5 - count):
-            chosen = names[first : first + count]
-            service = after_using(*[name for name, is_over in zip(names, over, strict=True) if is_over])
-            answer = service.ask(*map(named, chosen))
-            state = dict(zip(names, over, strict=True))
-            refused = [state[name] for name in chosen if name.startswith("rate")]
-            quotas = [state[name] for name in chosen if name.startswith("quota")]
-            assert (answer.code is OVER) == (any(refused) or (bool(quotas) and all(quotas)))
-            assert [status.code is OVER for status in answer.statuses] == [state[name] for name in chosen]
+    slices = [names[first:last] for first in range(4) for last in range(first + 1, 5)]
+    for over, chosen in product(product([False, True], repeat=4), slices):
+        state = dict(zip(names, over, strict=True))
+        answer = after_using(*[name for name in names if state[name]]).decide(*map(named, chosen))
+        refused = [state[name] for name in chosen if name.startswith("rate")]
+        quotas = [state[name] for name in chosen if name.startswith("quota")]
+        assert (answer.code is OVER) == (any(refused) or (bool(quotas) and all(quotas))), (state, chosen)
+        assert [status.code is OVER for status in answer.statuses] == [state[name] for name in chosen]
 
 
 def test_global_shadow_mode_turns_only_the_overall_code() -> None:
     service = after_using("rate-1")
-    answer = service.ask(asked(("rate", "1")), shadow_mode=True)
+    answer = service.decide(request(("rate", "1")), shadow_mode=True)
     assert (answer.code, answer.statuses[0].code, answer.shadowed) == (OK, OVER, True)
-    answer = service.ask(asked(("rate", "2")), shadow_mode=True)
+    answer = service.decide(request(("rate", "2")), shadow_mode=True)
     assert (answer.code, answer.shadowed) == (OK, False)
 
 
 def test_global_quota_mode_makes_a_quota_of_everything_but_the_unlimited() -> None:
     service = after_using("rate-1", "rate-2")
-    both = asked(("rate", "1")), asked(("rate", "2"))
-    assert service.ask(*both, quota_mode=True).code is OVER
-    assert service.ask(*both, asked(("rate", "3")), quota_mode=True).code is OK
-    assert service.ask(*both, asked(("none", "")), quota_mode=True).code is OK
-    assert service.ask(*both, asked(("free", "")), quota_mode=True).code is OVER
+    both = request(("rate", "1")), request(("rate", "2"))
+    assert service.decide(*both, quota_mode=True).code is OVER
+    assert service.decide(*both, request(("rate", "3")), quota_mode=True).code is OK
+    assert service.decide(*both, request(("none", "")), quota_mode=True).code is OK
+    assert service.decide(*both, request(("free", "")), quota_mode=True).code is OVER
 
 
 def test_statuses_of_what_needs_no_store() -> None:
     service = Service(written(KINDS), now_us=3600 * SECOND + 1)
-    free, none, ban, shadow = service.ask(
-        asked(("free", "")), asked(("none", "")), asked(("ban", "")), asked(("ban", "shadow"))
+    free, none, ban, shadow = service.decide(
+        request(("free", "")), request(("none", "")), request(("ban", "")), request(("ban", "shadow"))
     ).statuses
     assert free == Status(OK, None, 4294967295)
     assert none == Status(OK)
@@ -105,104 +100,92 @@ def test_statuses_of_what_needs_no_store() -> None:
     assert (shadow.code, shadow.over) == (OK, True)
 
 
-@pytest.mark.parametrize(
-    ("now", "seconds"),
-    [(0, 60), (1, 60), (SECOND - 1, 60), (SECOND, 59), (59 * SECOND, 1), (60 * SECOND - 1, 1), (60 * SECOND, 60)],
-)
-def test_a_fixed_window_is_reset_at_its_end_whatever_was_used(now: int, seconds: int) -> None:
+def test_a_fixed_window_is_reset_at_its_end_whatever_was_used() -> None:
     rules = written("  - {key: k, rate_limit: {unit: minute, requests_per_unit: 1}}")
-    service = Service(rules, now_us=now + 60 * SECOND)
-    key = ("k", "")
-    for hits, code in ((0, OK), (1, OK), (1, OVER), (2, OVER), (0, OK)):
-        (status,) = service.ask(asked(key, hits=hits)).statuses
-        assert (status.code, status.duration_until_reset) == (code, seconds)
+    minute = 60 * SECOND
+    expected = {0: 60, 1: 60, SECOND - 1: 60, SECOND: 59, minute - SECOND: 1, minute - 1: 1, minute: 60}
+    for now, seconds in expected.items():
+        service = Service(rules, now_us=now + 60 * SECOND)
+        key = ("k", "")
+        for hits, code in ((0, OK), (1, OK), (1, OVER), (2, OVER), (0, OK)):
+            (status,) = service.decide(request(key, hits=hits)).statuses
+            assert (status.code, status.duration_until_reset) == (code, seconds), now
 
 
-@pytest.mark.parametrize(
-    ("unit", "days"),
-    [("week", 7), ("month", 30), ("year", 365)],
-)
-def test_long_units_are_counted_from_the_epoch_not_by_the_calendar(unit: str, days: int) -> None:
-    rules = written(f"  - {{key: k, rate_limit: {{unit: {unit}, requests_per_unit: 5}}}}")
-    day = 86400 * SECOND
-    service = Service(rules, now_us=days * day * 3 + day)
-    (status,) = service.ask(asked(("k", ""))).statuses
-    assert status.duration_until_reset == (days - 1) * 86400
-    service.clock.set(days * day * 4 - 1)
-    assert service.ask(asked(("k", ""))).statuses[0].limit_remaining == 3
-    service.clock.set(days * day * 4)
-    assert service.ask(asked(("k", ""))).statuses[0].limit_remaining == 4
+def test_long_units_are_counted_from_the_epoch_not_by_the_calendar() -> None:
+    """So weeks begin on Thursdays, as the epoch did."""
+    for unit, days in {"week": 7, "month": 30, "year": 365}.items():
+        rules = written(f"  - {{key: k, rate_limit: {{unit: {unit}, requests_per_unit: 5}}}}")
+        day = 86400 * SECOND
+        service = Service(rules, now_us=days * day * 3 + day)
+        (status,) = service.decide(request(("k", ""))).statuses
+        assert status.duration_until_reset == (days - 1) * 86400, unit
+        service.clock.set(days * day * 4 - 1)
+        assert service.decide(request(("k", ""))).statuses[0].limit_remaining == 3, unit
+        service.clock.set(days * day * 4)
+        assert service.decide(request(("k", ""))).statuses[0].limit_remaining == 4, unit
 
 
-def test_weeks_begin_on_thursdays() -> None:
-    rules = written("  - {key: k, rate_limit: {unit: week, requests_per_unit: 5}}")
-    thursday = 1_762_992_000 * SECOND  # 2025-11-13T00:00:00Z
-    service = Service(rules, now_us=thursday - 1)
-    assert service.ask(asked(("k", ""))).statuses[0].duration_until_reset == 1
-    service.clock.set(thursday)
-    assert service.ask(asked(("k", ""))).statuses[0].duration_until_reset == 7 * 86400
-
-
-def test_a_look_at_an_exhausted_limit_is_ok() -> None:
+def test_a_peek_at_an_exhausted_limit_is_ok() -> None:
     service = after_using("rate-1")
-    (status,) = service.ask(asked(("rate", "1"), hits=0)).statuses
+    (status,) = service.decide(request(("rate", "1"), hits=0)).statuses
     assert (status.code, status.limit_remaining) == (OK, 0)
 
 
 def test_over_the_limit_nothing_remains_even_if_less_would_pass() -> None:
     service = Service(policy("example05"))
-    service.ask(asked(("azure", ""), hits=98))
-    (status,) = service.ask(asked(("azure", ""), hits=3)).statuses
+    service.decide(request(("azure", ""), hits=98))
+    (status,) = service.decide(request(("azure", ""), hits=3)).statuses
     assert (status.code, status.limit_remaining) == (OVER, 0)
-    assert service.ask(asked(("azure", ""), hits=2)).code is OK  # what was refused took nothing
+    assert service.decide(request(("azure", ""), hits=2)).code is OK  # what was refused took nothing
 
 
-def test_too_many_hits_are_over_the_limit_and_name_it() -> None:
+def test_too_many_hits_are_over_a_named_limit() -> None:
     service = Service(policy("beyond"))
-    answer = service.ask(asked(("user", "u"), hits=31))
+    answer = service.decide(request(("user", "u"), hits=31))
     (status,) = answer.statuses
     assert (answer.code, status.over) == (OVER, True)
     assert status.current_limit is not None
     assert status.current_limit.unit is Unit.SECOND
-    (status,) = service.ask(asked(("user", "u"), hits=30)).statuses
+    (status,) = service.decide(request(("user", "u"), hits=30)).statuses
     assert status.code is OK
 
 
-def test_of_several_limits_the_one_that_refuses_is_told() -> None:
+def test_the_refusing_limit_is_reported() -> None:
     service = Service(policy("beyond"))
     user = ("user", "u")
     for _ in range(8):
-        assert service.ask(asked(user, hits=30)).code is OK
+        assert service.decide(request(user, hits=30)).code is OK
         service.clock.advance(3)
-    (status,) = service.ask(asked(user, hits=11)).statuses
+    (status,) = service.decide(request(user, hits=11)).statuses
     assert status.current_limit is not None
     assert (status.code, status.current_limit.name) == (OVER, "daily")
-    (status,) = service.ask(asked(user, hits=10)).statuses
+    (status,) = service.decide(request(user, hits=10)).statuses
     assert status.code is OK
     assert status.current_limit is not None
     assert (status.current_limit.name, status.limit_remaining) == ("daily", 0)
 
 
-def test_the_end_of_waiting_is_told_for_algorithms_without_windows() -> None:
+def test_algorithms_without_windows_report_the_end_of_waiting() -> None:
     rules = written("  - {key: k, rate_limit: {unit: minute, requests_per_unit: 2, algorithm: gcra}}")
     service = Service(rules)
     for expected in ((OK, 1, 30), (OK, 0, 60), (OVER, 0, 30)):
-        (status,) = service.ask(asked(("k", ""))).statuses
+        (status,) = service.decide(request(("k", ""))).statuses
         assert (status.code, status.limit_remaining, status.duration_until_reset) == expected
-    (fresh,) = service.ask(asked(("k", "fresh"), hits=0)).statuses
+    (fresh,) = service.decide(request(("k", "fresh"), hits=0)).statuses
     assert fresh.duration_until_reset == 0
 
 
 def test_a_refund_is_always_ok() -> None:
     service = after_using("rate-1")
-    (status,) = service.ask(Descriptor((("rate", "1"),), 1, refund=True)).statuses
+    (status,) = service.decide(Descriptor((("rate", "1"),), 1, refund=True)).statuses
     assert (status.code, status.limit_remaining) == (OK, 1)
-    assert service.ask(Descriptor((("ban", "1"),), 1, refund=True)).code is OK
+    assert service.decide(Descriptor((("ban", "1"),), 1, refund=True)).code is OK
 
 
-def test_a_degraded_decision_is_told() -> None:
+def test_a_degraded_decision_is_reported() -> None:
     service = Service(written(KINDS))
-    matching = service.rules.match("d", [asked(("rate", "1")), asked(("rate", "2"))])
+    matching = service.rules.match("d", [request(("rate", "1")), request(("rate", "2"))])
     fine, second = service.decisions(matching)
     assert second is not None
     degraded = msgspec.structs.replace(second, degraded="storage_unavailable")
@@ -210,9 +193,9 @@ def test_a_degraded_decision_is_told() -> None:
     assert not envoy_answer(matching, [fine, second], 0).degraded
 
 
-def test_a_decision_that_came_over_a_wire_finds_its_limit_too() -> None:
+def test_a_decision_from_a_remote_store_finds_its_limit() -> None:
     service = Service(policy("beyond"))
-    matching = service.rules.match("beyond", [asked(("user", "u"))])
+    matching = service.rules.match("beyond", [request(("user", "u"))])
     (decision,) = service.decisions(matching)
     assert decision is not None
     quota = msgspec.structs.replace(decision, quota=type(decision.quota)(250, 86400 * SECOND, 0, "fixed_window"))  # type: ignore[arg-type]
@@ -222,8 +205,8 @@ def test_a_decision_that_came_over_a_wire_finds_its_limit_too() -> None:
 
 
 def test_a_missing_decision_is_misuse() -> None:
-    matching = written(KINDS).match("d", [asked(("rate", "1"))])
-    with pytest.raises(UsageError, match="there is no decision about "):
+    matching = written(KINDS).match("d", [request(("rate", "1"))])
+    with pytest.raises(UsageError, match="there is no decision for "):
         envoy_answer(matching, [None], 0)
 
 
@@ -236,7 +219,7 @@ def metadata_of(service: Service, *descriptors: Descriptor) -> dict[str, object]
 
 def test_metadata_of_what_passed_is_merged_and_the_first_counts() -> None:
     service = Service(policy("demo"))
-    both = asked(("service", "service_1")), asked(("service", "service_2"))
+    both = request(("service", "service_1")), request(("service", "service_2"))
     assert metadata_of(service, *both) == {"service_with_quota": {"name": "service_1"}}
     assert metadata_of(service, *both) == {"service_with_quota": {"name": "service_2"}}
     assert metadata_of(service, *both) == {}
@@ -245,5 +228,5 @@ def test_metadata_of_what_passed_is_merged_and_the_first_counts() -> None:
         "  - {key: b, metadata: {x: {q: 2}, y: {r: 3}, z: [4]}, rate_limit: {unit: day, requests_per_unit: 9}}\n"
         "  - {key: c, metadata: {v: 5}, rate_limit: {unlimited: true}}"
     )
-    merged = metadata_of(Service(rules), *[asked((key, "")) for key in "abc"])
+    merged = metadata_of(Service(rules), *[request((key, "")) for key in "abc"])
     assert merged == {"x": {"p": 1, "q": 2}, "y": 1, "z": (4,)}

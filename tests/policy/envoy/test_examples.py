@@ -6,19 +6,16 @@ values count together), the server's behaviour is taken.
 
 from __future__ import annotations
 
-import pytest
-
 from headgate.policy.envoy import Code, MatchOutcome
-from tests.policy.envoy.given import Pairs, Service, asked, matched, policy, rates
+from tests.policy.envoy.given import Pairs, Service, matched, policy, rates, request
 
 UNMATCHED, BANNED, UNLIMITED = MatchOutcome.UNMATCHED, MatchOutcome.BANNED, MatchOutcome.UNLIMITED
 TO_NUMBER = ("to_number", "2061111111")
 USER = ("user", "bkthomps")
 
 
-@pytest.mark.parametrize(
-    ("file", "descriptor", "expected"),
-    [
+def test_documented_descriptors_get_the_documented_limits() -> None:
+    cases: list[tuple[str, Pairs, str]] = [
         ("example01", [("database", "users")], "500/second fixed_window"),
         ("example01", [("database", "default")], "500/second fixed_window"),
         ("example01", [("database", "orders")], UNMATCHED),
@@ -53,40 +50,41 @@ USER = ("user", "bkthomps")
         ("example10", [("route", "api"), ("http_method", "GET"), ("subject_id", "1")], "60/minute fixed_window"),
         ("example11", [("files", "files/a.pdf")], "10/hour fixed_window"),
         ("example11", [("files_no_share", "files_no_share/a.pdf")], "10/hour fixed_window"),
-    ],
-)
-def test_documented_descriptors_get_the_documented_limits(file: str, descriptor: Pairs, expected: str) -> None:
-    match = matched(policy(file), *descriptor)
-    if isinstance(expected, MatchOutcome):
-        assert match.outcome is expected
-        assert not match.limits
-    else:
-        assert match.outcome is MatchOutcome.LIMITED
-        assert rates(match) == [expected]
+    ]
+    for file, descriptor, expected in cases:
+        match = matched(policy(file), *descriptor)
+        if isinstance(expected, MatchOutcome):
+            assert match.outcome is expected, file
+            assert not match.limits, file
+        else:
+            assert match.outcome is MatchOutcome.LIMITED, file
+            assert rates(match) == [expected], file
 
 
 def test_example_2_every_number_is_counted_alone_and_all_descriptors_of_a_request_count() -> None:
     service = Service(policy("example02"))
-    both = asked(("message_type", "marketing"), TO_NUMBER), asked(TO_NUMBER)
-    answers = [service.ask(*both) for _ in range(6)]
+    both = request(("message_type", "marketing"), TO_NUMBER), request(TO_NUMBER)
+    answers = [service.decide(*both) for _ in range(6)]
     assert [answer.code for answer in answers] == [Code.OK] * 5 + [Code.OVER_LIMIT]
     assert [status.code for status in answers[-1].statuses] == [Code.OVER_LIMIT, Code.OK]
     assert [status.limit_remaining for status in answers[-1].statuses] == [0, 94]
-    other = asked(("message_type", "marketing"), ("to_number", "2062222222"))
-    assert service.ask(other).statuses[0].limit_remaining == 4
+    other = request(("message_type", "marketing"), ("to_number", "2062222222"))
+    assert service.decide(other).statuses[0].limit_remaining == 4
 
 
 def test_example_3_a_limit_of_0_is_a_ban() -> None:
     service = Service(policy("example03"))
-    (status,) = service.ask(asked(("remote_address", "50.0.0.5"))).statuses
+    (status,) = service.decide(request(("remote_address", "50.0.0.5"))).statuses
     assert status.code is Code.OVER_LIMIT
     assert status.current_limit is not None
     assert (status.current_limit.requests_per_unit, status.limit_remaining) == (0, 0)
 
 
-def test_example_5_unlimited_is_told_with_the_highest_number() -> None:
+def test_example_5_unlimited_is_the_highest_number() -> None:
     service = Service(policy("example05"))
-    unlimited, limited, unknown = service.ask(asked(("ldap", "")), asked(("azure", "")), asked(("x", ""))).statuses
+    unlimited, limited, unknown = service.decide(
+        request(("ldap", "")), request(("azure", "")), request(("x", ""))
+    ).statuses
     assert (unlimited.code, unlimited.limit_remaining, unlimited.current_limit) == (Code.OK, 4294967295, None)
     assert (limited.code, limited.limit_remaining) == (Code.OK, 99)
     assert (unknown.code, unknown.limit_remaining, unknown.current_limit) == (Code.OK, 0, None)
@@ -94,37 +92,36 @@ def test_example_5_unlimited_is_told_with_the_highest_number() -> None:
 
 def test_example_6_a_shadow_is_counted_and_never_refuses() -> None:
     service = Service(policy("example06"))
-    of_a, of_b = (asked(("service", "auth-service"), ("user", f"user-{name}")) for name in "ab")
-    answers = [service.ask(of_a) for _ in range(12)]
+    of_a, of_b = (request(("service", "auth-service"), ("user", f"user-{name}")) for name in "ab")
+    answers = [service.decide(of_a) for _ in range(12)]
     assert {answer.code for answer in answers} == {Code.OK}
     assert [answer.statuses[0].over for answer in answers] == [False] * 10 + [True] * 2
-    assert [service.ask(of_b).code for _ in range(21)] == [Code.OK] * 20 + [Code.OVER_LIMIT]
+    assert [service.decide(of_b).code for _ in range(21)] == [Code.OK] * 20 + [Code.OVER_LIMIT]
 
 
-def test_example_7_the_replaced_limit_is_neither_asked_nor_changed() -> None:
+def test_example_7_the_replaced_limit_is_not_used() -> None:
     service = Service(policy("example07"))
-    first, second = (asked((f"key_{number}", f"value_{number}"), USER) for number in (1, 2))
-    answers = [service.ask(first, second) for _ in range(11)]
+    first, second = (request((f"key_{number}", f"value_{number}"), USER) for number in (1, 2))
+    answers = [service.decide(first, second) for _ in range(11)]
     assert [answer.code for answer in answers] == [Code.OK] * 10 + [Code.OVER_LIMIT]
     replaced, replacing = answers[0].statuses
     assert (replaced.code, replaced.current_limit) == (Code.OK, None)
     assert replacing.limit_remaining == 9
-    assert service.ask(first).statuses[0].limit_remaining == 4
+    assert service.decide(first).statuses[0].limit_remaining == 4
 
 
 def test_example_11_a_shared_threshold_is_shared_and_another_is_not() -> None:
     service = Service(policy("example11"))
     for name in ("files/a.pdf", "files/b.csv"):
-        assert [service.ask(asked(("files", name))).code for _ in range(5)] == [Code.OK] * 5
-    assert service.ask(asked(("files", "files/c.txt"))).code is Code.OVER_LIMIT
-    alone = [asked(("files_no_share", f"files_no_share/{name}")) for name in ("a.pdf", "b.csv")]
-    assert [service.ask(alone[0]).code for _ in range(11)] == [Code.OK] * 10 + [Code.OVER_LIMIT]
-    assert service.ask(alone[1]).code is Code.OK
+        assert [service.decide(request(("files", name))).code for _ in range(5)] == [Code.OK] * 5
+    assert service.decide(request(("files", "files/c.txt"))).code is Code.OVER_LIMIT
+    alone = [request(("files_no_share", f"files_no_share/{name}")) for name in ("a.pdf", "b.csv")]
+    assert [service.decide(alone[0]).code for _ in range(11)] == [Code.OK] * 10 + [Code.OVER_LIMIT]
+    assert service.decide(alone[1]).code is Code.OK
 
 
-@pytest.mark.parametrize(
-    ("file", "descriptor", "metric"),
-    [
+def test_metrics_have_the_documented_names() -> None:
+    cases: list[tuple[str, Pairs, str]] = [
         ("example02", [("message_type", "marketing"), TO_NUMBER], "messaging.message_type_marketing.to_number"),
         ("example08", [("key1", "unspecified_value")], "example8.key1_unspecified_value"),
         ("example08", [("key1", "unspecified_value2")], "example8.key1_unspecified_value2"),
@@ -146,15 +143,13 @@ def test_example_11_a_shared_threshold_is_shared_and_another_is_not() -> None:
             "example10_wildcard.user_alice.action_readfile.resource",
         ),
         ("example11_metrics", [("route", "api/v1"), ("method", "GET")], "example11_metrics.route_api/*.method"),
-    ],
-)
-def test_metrics_have_the_documented_names(file: str, descriptor: Pairs, metric: str) -> None:
-    assert ".".join(matched(policy(file), *descriptor).stat) == metric
+    ]
+    for file, descriptor, metric in cases:
+        assert ".".join(matched(policy(file), *descriptor).stat) == metric
 
 
-@pytest.mark.parametrize(
-    ("descriptors", "expected"),
-    [
+def test_the_set_up_of_the_demonstration() -> None:
+    cases: list[tuple[list[Pairs], list[str]]] = [
         ([[("foo", "foo")]], ["2/minute fixed_window"]),
         ([[("foo", "foo"), ("bar", "bar")]], ["3/minute fixed_window"]),
         ([[("foo", "foo"), ("bar", "banned")]], [BANNED]),
@@ -176,15 +171,14 @@ def test_metrics_have_the_documented_names(file: str, descriptor: Pairs, metric:
             [[("category", "account")], [("source_cluster", "proxy"), ("destination_cluster", "fake")]],
             ["4/minute fixed_window", MatchOutcome.REPLACED],
         ),
-    ],
-)
-def test_the_set_up_of_the_demonstration(descriptors: list[Pairs], expected: list[str]) -> None:
-    matches = policy("demo").match("rl", [asked(*pairs) for pairs in descriptors]).matches
-    found = [rates(match)[0] if match.limits else match.outcome for match in matches]
-    assert found == expected
+    ]
+    for descriptors, expected in cases:
+        matches = policy("demo").match("rl", [request(*pairs) for pairs in descriptors]).matches
+        found = [rates(match)[0] if match.limits else match.outcome for match in matches]
+        assert found == expected, descriptors
 
 
 def test_the_quotas_of_the_demonstration() -> None:
     service = Service(policy("demo"))
-    both = asked(("service", "service_1")), asked(("service", "service_2"))
-    assert [service.ask(*both).code for _ in range(3)] == [Code.OK, Code.OK, Code.OVER_LIMIT]
+    both = request(("service", "service_1")), request(("service", "service_2"))
+    assert [service.decide(*both).code for _ in range(3)] == [Code.OK, Code.OK, Code.OVER_LIMIT]

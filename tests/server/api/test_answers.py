@@ -1,23 +1,23 @@
-"""Answers that are put together from pieces are those that are written out plainly."""
+"""Responses assembled from pieces equal plainly encoded ones, as JSON and by protobuf."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headgate import StoreUnavailable
-from headgate.core.decision import Decision
-from headgate.core.pressure import Pressure
-from headgate.engine import Ruling
+from headgate import Decision, Pressure, Ruling, StoreUnavailable
 from headgate.policy.selection import Verdict
+from headgate.protos import message_class
 from headgate.server.api.answers import CheckAnswers
 from headgate.server.api.checks import problem_of, problem_response
-from headgate.web.headers import MOST_PREPARED, MOST_SHOWN
+from headgate.server.rpc.answers import RpcAnswers
+from headgate.web.headers import MOST_SHOWN
 from tests.web import plain
 from tests.web.plain import NOW
 
@@ -55,8 +55,8 @@ def answer(ruling: Ruling) -> dict[str, Any]:
     numbers: dict[str, Any] = dict.fromkeys(("limit", "remaining", "reset_at"))
     numbers |= {"retry_after": 0 if ruling.allowed else None, "current_count": None}
     if decision is not None:
-        told = limit(ruling.rule_id, decision)
-        numbers = {name: told[name] for name in ("limit", "remaining", "reset_at", "retry_after")}
+        listed = limit(ruling.rule_id, decision)
+        numbers = {name: listed[name] for name in ("limit", "remaining", "reset_at", "retry_after")}
         numbers["current_count"] = decision.limit - decision.remaining
     return {
         "allowed": ruling.allowed,
@@ -75,9 +75,9 @@ def answer(ruling: Ruling) -> dict[str, Any]:
 
 @pytest.mark.parametrize("reset_format", ["epoch", "seconds"])
 @given(st.lists(rulings(), min_size=1, max_size=3))
-def test_whatever_was_answered_before(reset_format: str, asked: list[Ruling]) -> None:
+def test_responses_do_not_depend_on_earlier_ones(reset_format: str, several: list[Ruling]) -> None:
     answers = CheckAnswers(reset_format)
-    for ruling in (*asked, *asked):
+    for ruling in (*several, *several):
         response = answers.response(ruling, NOW)
         assert list(json.loads(response.body).items()) == list(answer(ruling).items())
         expected = []
@@ -94,48 +94,43 @@ def test_a_store_that_does_not_answer_is_not_the_clients_fault() -> None:
     assert (b"retry-after", b"1") in response.headers
 
 
-def test_what_is_prepared_is_bounded() -> None:
-    answers = CheckAnswers()
-    for number in range(MOST_PREPARED + 100):
-        decision = Decision(True, 3, 2, 0, 0, Pressure.NORMAL, plain.QUOTAS[0])
-        answers.response(Ruling(True, Verdict.LIMITED, decision, f"rule-{number}", (f"rule-{number}",)), NOW)
-    assert len(answers._prepared) <= MOST_PREPARED
-
-
-def test_many_limits_are_all_told() -> None:
+def test_many_limits_are_all_listed() -> None:
     parts = tuple([Decision(False, 3, 0, 1, 1, Pressure.THROTTLED, plain.QUOTAS[0])] * (MOST_SHOWN + 1))
-    ruling = Ruling(False, Verdict.LIMITED, replace(parts[0], made_of=parts), "a", ("a",) * len(parts), matched=True)
+    ruling = Ruling(False, Verdict.LIMITED, replace(parts[0], parts=parts), "a", ("a",) * len(parts), matched=True)
     answers = CheckAnswers()
     assert json.loads(answers.response(ruling, NOW).body) == answer(ruling)
 
 
-ONE = Decision(False, 3, 0, 2_000_000, 3_000_000, Pressure.THROTTLED, plain.QUOTAS[0])
-OTHERS: list[dict[str, Any]] = [
-    {"limit": 4},
-    {"remaining": 1},
-    {"retry_after_us": 3_000_000},
-    {"reset_after_us": 9_000_000},
-    {"delay_us": 1_500_000},
-    {"degraded": "storage_unavailable"},
-    {"allowed": True, "state": Pressure.NORMAL, "retry_after_us": 0},
-    {"allowed": True, "state": Pressure.WARNING, "retry_after_us": 0},
-]
+CheckResponse, QuotaResponse = (message_class(f"headgate.v1.{name}Response") for name in ("Check", "Quota"))
+STATES = {Pressure.NORMAL: 0, Pressure.WARNING: 1, Pressure.THROTTLED: 2}
+ANSWERS = RpcAnswers()
 
 
-@pytest.mark.parametrize("reset_format", ["epoch", "seconds"])
-def test_a_remembered_answer_is_given_only_where_nothing_it_says_differs(reset_format: str) -> None:
-    decisions = [ONE, *[replace(ONE, **other) for other in OTHERS]]
-    decisions += [replace(ONE, made_of=(ONE, each), index=index) for each in decisions for index in (0, 1)]
-    rulings = []
-    for decision in decisions:
-        for rules in (RULES, RULES[1:]):
-            several = rules[: len(decision.limits)]
-            for tried in ((), (ONE,), (decisions[2],)):
-                about = decision.allowed, Verdict.LIMITED, decision, rules[decision.index], several
-                shadow = ("trial",) * len(tried)
-                rulings += [Ruling(*about, shadow, tried, True, "", 1, names) for names in ((), ("zone",))]
-    answers = CheckAnswers(reset_format)
-    for ruling in (*rulings, *rulings):
-        for later in (0, 1_000_000):
-            fresh = CheckAnswers(reset_format).response(ruling, NOW + later)
-            assert answers.response(ruling, NOW + later) == fresh
+def message_limit(rule_id: str, decision: Decision) -> dict[str, Any]:
+    return limit(rule_id, decision) | {"state": STATES[decision.state]}
+
+
+def written(kind: Any, ruling: Ruling) -> bytes:
+    decision = ruling.decision
+    facts = {"allowed": ruling.allowed, "matched": ruling.matched, "reason": ruling.reason}
+    facts |= {"state": STATES[ruling.state], "unmatched_principals": ruling.unmatched_principals}
+    if decision is not None:
+        facts |= message_limit(ruling.rule_id, decision)
+        facts |= {"current_count": decision.limit - decision.remaining, "delay": decision.delay_us / 1_000_000}
+        facts |= {"degraded": decision.degraded != "", "reason": decision.degraded}
+    listed = {"limits": ruling.limits, "shadow": ruling.shadow}
+    lists = {name: [message_limit(each.rule_id, each.decision) for each in limits] for name, limits in listed.items()}
+    encoded: bytes = kind(**facts, **lists).SerializeToString(deterministic=True)
+    return encoded
+
+
+@given(rulings(), st.booleans())
+def test_responses_are_those_of_protobuf(ruling: Ruling, refundable: bool) -> None:  # noqa: FBT001  drawn
+    answer = ANSWERS.of(ruling, NOW, refundable=refundable)
+    assert answer == written(CheckResponse, ruling) == written(QuotaResponse, ruling)
+
+
+def test_numbers_that_are_below_0_are_written_as_protobuf_does() -> None:
+    decision = Decision(True, 1, 3, 0, 10, Pressure.NORMAL, plain.QUOTAS[0])
+    ruling = Ruling(True, Verdict.LIMITED, msgspec.structs.replace(decision, limit=3, remaining=7), "a", ("a",))
+    assert CheckResponse.FromString(ANSWERS.of(ruling, NOW)).current_count == -4

@@ -1,4 +1,4 @@
-"""What docs/api.md says is answered is answered."""
+"""The requests of docs/api.md get the responses that it shows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def service() -> Iterator[Service]:
 
 
 def parts(block: str) -> tuple[str, list[tuple[str, str]], str]:
-    """Return the first line, the headers, and the body."""
     head, _, body = block.partition("\n\n")
     first, *lines = head.splitlines()
     headers = [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
@@ -60,10 +59,10 @@ def test_every_request_of_the_page_gets_the_answer_that_follows_it(service: Serv
         assert response is not None
         answered += 1
         assert response.status == int(first)
-        told = response.body.decode()
-        if found := CHARGE.search(told):
+        text = response.body.decode()
+        if found := CHARGE.search(text):
             charge = found[0]
-        assert json.loads(CHARGE.sub("", told)) == json.loads(CHARGE.sub("", body))
+        assert json.loads(CHARGE.sub("", text)) == json.loads(CHARGE.sub("", body))
         assert fields(response).items() >= {(name.lower(), value) for name, value in headers}
     assert answered >= 7
 
@@ -73,8 +72,8 @@ def test_every_call_of_the_page_is_answered(service: Service, words: list[str]) 
     message, path = words[words.index("-d") + 1], words[-1]
     charge = service.check({"principal": {"user": "u3"}, "rule_id": "rule_001", "refundable": True})["charge"]
     message = CHARGE.sub(charge, message)
-    asked = message_class(f"headgate.v1.{INPUTS[path.rpartition('/')[2]]}")()
-    encoded = json_format.Parse(message, asked).SerializeToString()
+    message_ = message_class(f"headgate.v1.{INPUTS[path.rpartition('/')[2]]}")()
+    encoded = json_format.Parse(message, message_).SerializeToString()
     method = rpc.methods(service.decisions, service.readiness).unary[f"/{path}".encode()]
     assert service.run(lambda: answer_of(method, UnaryCall(encoded)))
 
@@ -82,5 +81,5 @@ def test_every_call_of_the_page_is_answered(service: Service, words: list[str]) 
 def test_every_path_of_the_page_is_there(service: Service) -> None:
     table = PAGE.split("## Check")[0]
     for path in re.findall(r"`(/[\w/-]+)`", table):
-        if path not in {"/json", "/json/explain", "/rlconfig"}:  # somebody else's: they are given to the application
+        if path not in {"/json", "/json/explain", "/rlconfig"}:  # they are given to the application
             assert service.send("GET", path).status != 404, path

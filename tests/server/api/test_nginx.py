@@ -1,12 +1,11 @@
-"""A real nginx, with the configuration of the documentation, asks before it passes requests on."""
+"""A real nginx, with the configuration of the documentation."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from headgate.testing import ManualClock
 from tests.server.hostile import Upstream, hostile, post, sent, upstream
 from tests.server.listening import listening
 from tests.server.process.service import service
-from tests.servers import _LAUNCHER, free_port, until
+from tests.servers import Reply, fetched, free_port, launched, until
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "proxies" / "nginx.conf"
 RULES = """
@@ -46,15 +45,13 @@ def started(folder: Path, headgate: int, behind: int) -> tuple[subprocess.Popen[
         port = free_port()
         server = EXAMPLE.read_text().replace("127.0.0.1:8080", f"127.0.0.1:{headgate}")
         assert server.count("_timeout 1s;") == 2
-        server = server.replace("_timeout 1s;", "_timeout 60s;")  # a busy machine is not away
+        server = server.replace("_timeout 1s;", "_timeout 60s;")  # a busy machine is slow
         server = server.replace("127.0.0.1:9000", f"127.0.0.1:{behind}").replace(
             "listen 8000", f"listen 127.0.0.1:{port}"
         )
         (folder / "nginx.conf").write_text(MAIN.format(server=server))
         command = [program, "-p", str(folder), "-c", "nginx.conf", "-e", "error.log"]
-        if protector := shutil.which("setpriv"):
-            command = [protector, "--pdeathsig", "TERM", *command]
-        process = _LAUNCHER.submit(subprocess.Popen, command, stderr=subprocess.DEVNULL).result()
+        process = launched(command, folder)
         until(lambda: (folder / "nginx.pid").exists() or process.poll() is not None, "nginx starts")  # noqa: B023
         if process.poll() is None:
             until(lambda: answers(port), "nginx answers")  # noqa: B023
@@ -65,27 +62,17 @@ def started(folder: Path, headgate: int, behind: int) -> tuple[subprocess.Popen[
 
 def answers(port: int) -> bool:
     try:
-        ask(port, "GET", "/")
+        fetched(port)
     except OSError:
         return False
     return True
 
 
-def ask(
-    port: int, method: str, path: str, headers: Mapping[str, str] | None = None
-) -> tuple[int, dict[str, str], bytes]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        connection.request(method, path, b"x" * 10 if method == "POST" else None, dict(headers or {}))
-        response = connection.getresponse()
-        return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
-    finally:
-        connection.close()
+def posted(nginx: Nginx, path: str, **headers: str) -> Reply:
+    return fetched(nginx.port, path, "POST", body=b"x" * 10, **headers)
 
 
 class Nginx(NamedTuple):
-    """A proxy that asks, and what it passes on."""
-
     port: int
     app: Upstream
 
@@ -102,30 +89,42 @@ def nginx_before(folder: Path, headgate: int) -> Iterator[Nginx]:
             process.wait(30)
 
 
-@pytest.fixture
-def nginx(tmp_path: Path) -> Iterator[Nginx]:
+@pytest.fixture(scope="module")
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(scope="module")
+def running(clock: ManualClock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     with (
-        listening(RULES, forward_auth=ForwardAuth(deny_status=403)) as served,
-        nginx_before(tmp_path, served.http) as it,
+        listening(RULES, clock=clock, forward_auth=ForwardAuth(deny_status=403)) as served,
+        nginx_before(tmp_path_factory.mktemp("nginx"), served.http) as it,
     ):
         yield it
 
 
-def test_requests_pass_until_their_limit_and_are_told_when_to_come_back(nginx: Nginx) -> None:
-    status, headers, body = ask(nginx.port, "POST", "/orders/7?a=b")
-    assert (status, body) == (200, b"from upstream")
-    assert (headers["x-ratelimit-limit"], headers["x-ratelimit-remaining"]) == ("2", "1")
-    assert ask(nginx.port, "POST", "/orders/8")[0] == 200
-    status, headers, _ = ask(nginx.port, "POST", "/orders/9")
+@pytest.fixture
+def nginx(running: Nginx, clock: ManualClock) -> Nginx:
+    """One nginx for all tests that do not disturb it; no limit is used at first."""
+    clock.advance(120)
+    return running
+
+
+def test_requests_pass_until_their_limit_and_get_a_time_to_retry(nginx: Nginx) -> None:
+    reply = posted(nginx, "/orders/7?a=b")
+    assert (reply.status, reply.body) == (200, b"from upstream")
+    assert (reply.headers["x-ratelimit-limit"], reply.headers["x-ratelimit-remaining"]) == ("2", "1")
+    assert posted(nginx, "/orders/8").status == 200
+    status, headers, _ = posted(nginx, "/orders/9")
     assert (status, headers["retry-after"], headers["x-ratelimit-remaining"]) == (429, "20", "0")
-    assert ask(nginx.port, "GET", "/orders/9")[0] == 200
+    assert fetched(nginx.port, "/orders/9").status == 200
 
 
 def test_a_place_in_a_queue_reaches_the_client(nginx: Nginx) -> None:
-    assert [ask(nginx.port, "GET", "/queue")[1].get("x-ratelimit-delay") for _ in range(3)] == [None, "1", "2"]
+    assert [fetched(nginx.port, "/queue").headers.get("x-ratelimit-delay") for _ in range(3)] == [None, "1", "2"]
 
 
-def test_what_a_client_says_chooses_nothing(nginx: Nginx) -> None:
+def test_headers_of_clients_have_no_effect(nginx: Nginx) -> None:
     """Each of these headers would, if it were believed, make the request another one."""
     forged = {
         "X-Original-URI": "/free",
@@ -134,14 +133,14 @@ def test_what_a_client_says_chooses_nothing(nginx: Nginx) -> None:
         "X-Forwarded-Method": "GET",
         "X-Forwarded-For": "198.51.100.7",
     }
-    assert [ask(nginx.port, "POST", "/orders/7", forged)[0] for _ in range(3)] == [200, 200, 429]
+    assert [posted(nginx, "/orders/7", **forged).status for _ in range(3)] == [200, 200, 429]
 
 
-def test_a_path_that_servers_read_differently_does_not_pass(nginx: Nginx) -> None:
-    assert ask(nginx.port, "POST", "/orders/%2e%2e/free")[0] == 429
+def test_a_path_that_servers_interpret_differently_does_not_pass(nginx: Nginx) -> None:
+    assert posted(nginx, "/orders/%2e%2e/free").status == 429
 
 
-def test_nothing_a_hostile_client_sends_passes_once_its_limit_is_used_up(tmp_path: Path) -> None:
+def test_no_hostile_request_passes_beyond_the_limit(tmp_path: Path) -> None:
     """Whatever nginx lets through and Headgate cannot read is refused, by one of them."""
     rules = tmp_path / "rules.yaml"
     rules.write_text("version: 1\nrules: [{id: all-ip, dimension: ip, limit: 1, window: 365d}]")
@@ -159,16 +158,16 @@ def test_nothing_a_hostile_client_sends_passes_once_its_limit_is_used_up(tmp_pat
         assert sent(nginx.port, post()).startswith(b"HTTP/1.1 429")
 
 
-def test_requests_pass_when_nobody_decides(tmp_path: Path) -> None:
+def test_requests_pass_while_headgate_is_down(tmp_path: Path) -> None:
     with nginx_before(tmp_path, free_port()) as nginx:
-        assert ask(nginx.port, "POST", "/orders/7")[::2] == (200, b"from upstream")
+        assert posted(nginx, "/orders/7")[::2] == (200, b"from upstream")
 
 
-def test_a_node_that_protects_itself_is_not_away(tmp_path: Path) -> None:
+def test_a_node_that_protects_itself_is_not_down(tmp_path: Path) -> None:
     """Whoever floods a node must not thereby lift the limits of all."""
-    gate = AdmissionController(per_second=1, clock=ManualClock())
+    controller = AdmissionController(per_second=1, clock=ManualClock())
     with (
-        listening(RULES, gate=gate, forward_auth=ForwardAuth(deny_status=403)) as served,
+        listening(RULES, controller=controller, forward_auth=ForwardAuth(deny_status=403)) as served,
         nginx_before(tmp_path, served.http) as nginx,
     ):
         answers = [sent(nginx.port, post()) for _ in range(3)]

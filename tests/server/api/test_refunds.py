@@ -1,88 +1,63 @@
-"""Refunds over HTTP: an answer names its charge, and the charge is given back as far as it still counts."""
+"""Refunds and resets over HTTP."""
 
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
 
 from headgate.server.api.routes import REFUND
-from tests.server.serving import LASTING, Service, problem, serving
-from tests.servers import redis_server
+from tests.server.serving import Service, problem, serving
+from tests.servers import free_port
 
 ORDER = {"principal": {"user": "u1"}, "endpoint": "/orders/7", "method": "POST"}
-FORMS = [
+FORMS: list[dict[str, Any]] = [
     ORDER,
     {"identifier": "u1", "dimension": "USER", "endpoint": "/orders/7", "method": "POST"},
     {"key_type": "user", "key_value": "u1", "rule_id": "rule_001"},
 ]
 
 
-def refund(service: Service, asked: dict[str, Any], charge: str) -> dict[str, Any]:
-    response = service.post(asked | {"charge": charge}, REFUND.decode())
+def refund(service: Service, sent: dict[str, Any], charge: str) -> dict[str, Any]:
+    response = service.post(sent | {"charge": charge}, REFUND.decode())
     assert response.status == 200, response.body
     answer: dict[str, Any] = json.loads(response.body)
     return answer
 
 
-@pytest.mark.parametrize("asked", FORMS)
-def test_what_a_check_took_is_given_back(service: Service, asked: dict[str, Any]) -> None:
-    before = service.check(asked | {"consume": False})["remaining"]
-    first = service.check(asked | {"refundable": True})
-    service.check(asked)
-    answer = refund(service, asked, first["charge"])
-    assert answer["remaining"] == before - 1
-    assert "charge" not in answer
+def test_a_charge_is_refunded_once_in_every_form(service: Service) -> None:
+    for sent in FORMS:
+        before = service.check(sent | {"consume": False})["remaining"]
+        charge = service.check(sent | {"refundable": True})["charge"]
+        service.check(sent)
+        answers = [refund(service, sent, charge) for _ in range(3)]
+        assert [answer["remaining"] for answer in answers] == [before - 1] * 3, "the same answer, and nothing more"
+        assert "charge" not in answers[0]
+        service.clock.advance(3600)
 
 
-def test_an_answer_names_its_charge_only_if_asked(service: Service) -> None:
-    assert "charge" not in service.check(ORDER)
-    assert "charge" not in service.check(ORDER | {"refundable": False})
-    assert len(service.check(ORDER | {"refundable": True})["charge"]) == 76
-    refused = service.check(ORDER | {"refundable": True})
+def test_a_response_has_its_charge_only_on_request_even_in_a_batch(service: Service) -> None:
+    assert "charge" not in service.check(ORDER | {"consume": False})
+    assert "charge" not in service.check(ORDER | {"refundable": False, "consume": False})
+    body = {"requests": [ORDER | {"refundable": True}, ORDER]}
+    first, second = json.loads(service.post(body, "/api/v1/rate-limit/batch").body)["results"]
+    assert (len(first["charge"]), "charge" in second) == (76, False)
+    assert refund(service, ORDER, first["charge"])["remaining"] == 2
+    for _ in range(3):
+        refused = service.check(ORDER | {"refundable": True})
     assert (refused["allowed"], refused["charge"]) == (False, "")
 
 
-def test_the_answers_of_a_batch_name_theirs(service: Service) -> None:
-    body = {"requests": [ORDER | {"refundable": True}, ORDER]}
-    first, second = json.loads(service.post(body, "/api/v1/rate-limit/batch").body)["results"]
-    assert "charge" not in second
-    assert refund(service, ORDER, first["charge"])["remaining"] == 2
-
-
-def test_a_window_that_is_over_gets_nothing_back(service: Service) -> None:
-    charge = service.check(ORDER | {"refundable": True})["charge"]
-    service.clock.advance(120)
-    service.check(ORDER)
-    assert refund(service, ORDER, charge)["remaining"] == 2
-
-
-def test_a_charge_that_is_sent_again_is_answered_alike_and_nothing_is_given_back(service: Service) -> None:
-    whole = service.check(ORDER | {"consume": False})["remaining"]
-    charge = service.check(ORDER | {"refundable": True})["charge"]
-    service.check(ORDER)
-    assert [refund(service, ORDER, charge)["remaining"] for _ in range(3)] == [whole - 1] * 3
-
-
-@pytest.mark.parametrize("charge", ["", "x", "A" * 28, "ä", 5, None])
-def test_what_is_not_a_charge_is_refused(service: Service, charge: object) -> None:
-    told = problem(service.post(ORDER | {"charge": charge}, REFUND.decode()))
-    assert [each["pointer"] for each in told["errors"]] == ["/charge"]
-
-
-def test_a_refund_without_a_charge_and_a_check_with_one_are_refused(service: Service) -> None:
+def test_an_invalid_or_misplaced_charge_is_refused(service: Service) -> None:
+    for charge in ("", "x", "A" * 28, "ä", 5, None):
+        rejected = problem(service.post(ORDER | {"charge": charge}, REFUND.decode()))
+        assert [each["pointer"] for each in rejected["errors"]] == ["/charge"], charge
     missing = problem(service.post(ORDER, REFUND.decode()))
-    assert missing["errors"][0]["detail"].startswith("is missing: the charge that the answer to a check named")
+    assert missing["errors"][0]["detail"].startswith("is missing: the charge in the response to a check")
     misplaced = problem(service.post(ORDER | {"charge": "x"}))
-    assert misplaced["errors"] == [{"pointer": "/charge", "detail": "is sent to /api/v1/rate-limit/refund"}]
-
-
-def test_another_process_gives_it_back_on_one_redis() -> None:
-    with redis_server() as server, serving(LASTING, store=server.address) as here:
-        charge = here.check(ORDER | {"refundable": True})["charge"]
-        with serving(LASTING, store=server.address) as there:
-            assert refund(there, ORDER, charge)["remaining"] == 3
+    assert misplaced["errors"] == [{"pointer": "/charge", "detail": "belongs to /api/v1/rate-limit/refund"}]
 
 
 def test_refunds_are_counted(service: Service) -> None:
@@ -90,3 +65,61 @@ def test_refunds_are_counted(service: Service) -> None:
     metrics = service.send("GET", "/metrics").body.decode()
     assert "headgate_refunds_total 1" in metrics
     assert 'api="refund",outcome="allowed"' in metrics
+
+
+RESET = "/api/v1/rate-limit/reset"
+BY_BOTH = {"principal": {"user": "u1", "ip": "203.0.113.9"}, "endpoint": "/orders", "method": "POST"}
+
+
+def reset(service: Service, **body: Any) -> dict[str, Any]:
+    response = service.send("POST", RESET, json.dumps(body).encode())
+    assert response.status == 200
+    answer: dict[str, Any] = json.loads(response.body)
+    return answer
+
+
+def left(service: Service, **body: Any) -> dict[str, int]:
+    answer = json.loads(service.post(body or BY_BOTH).body)
+    return {limit["rule_id"]: limit["remaining"] for limit in answer["limits"]}
+
+
+def test_a_reset_without_an_endpoint_is_for_all_limits_of_the_principal(service: Service) -> None:
+    assert left(service) == {"orders-user": 2, "all-ip": 4}
+    answer = reset(service, principal={"user": "u1"})
+    rules = ["orders-user", "rule_001", "queue", "trial"]
+    assert answer == {"success": True, "rules": rules, "shared": [], "reason": ""}
+    assert left(service) == {"orders-user": 2, "all-ip": 3}
+
+
+def test_all_forms_of_a_check_are_understood_and_no_value_is_taken_for_a_member(service: Service) -> None:
+    for body in (
+        {"key_type": "user", "key_value": "u1", "rule_id": "orders-user"},
+        {"identifier": "u1", "dimension": "USER", "endpoint": "/orders", "method": "POST"},
+    ):
+        left(service)
+        assert reset(service, **body)["rules"] == ["orders-user"]
+        assert left(service)["orders-user"] == 2
+    assert reset(service, principal={"user": "endpoint"})["success"]
+
+
+def test_malformed_resets_are_refused(service: Service) -> None:
+    for body in (b"", b"[]", b'{"user": "u1"}', b'{"principal": {"user": ""}}'):
+        assert problem(service.send("POST", RESET, body), 400)
+    assert service.send("GET", RESET).status == 405
+
+
+def test_a_store_that_is_down_is_reported() -> None:
+    with serving(store=f"redis://127.0.0.1:{free_port()}?timeout=0.1&connect_timeout=0.1") as service:
+        rejected = problem(service.send("POST", RESET, b'{"principal": {"user": "u1"}}'), 503)
+        assert (
+            rejected["detail"]
+            == "the store did not respond: some usage, or all of it, is not reset; send the request again"
+        )
+
+
+def test_resets_are_logged_without_names(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "headgate.resets")
+    reset(service, principal={"user": "u1"}, rule_id="orders-user")
+    (record,) = caplog.records
+    assert record.message == "reset"
+    assert "u1" not in str(record.__dict__)

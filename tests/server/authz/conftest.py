@@ -1,4 +1,4 @@
-"""The service without sockets, on a clock that stands still: questions as Envoy sends them, and its answers read."""
+"""The service without sockets, on a manual clock: requests as Envoy sends them, and decoded responses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from headgate import AddressReader, ResponseHeaders
 from headgate.protos import message_class
 from headgate.server.authz import AuthorizationService
-from headgate.server.authz.questions import JWT_AUTHN
-from headgate.server.wire.grpc.calls import UnaryCall
+from headgate.server.authz.requests import JWT_AUTHN
+from headgate.server.wire.grpc.calls import UnaryCall, answer_of
 from headgate.server.wire.messages import Headers, Peer
-from headgate.web.address import AddressReader
 from headgate.web.apikey import ApiKeys, Holder, digest
-from headgate.web.headers import ResponseHeaders
 from headgate.web.identity import Identifier
 from headgate.web.jwt import VerifiedClaims
 from tests.server.serving import Service, serving
@@ -51,27 +50,25 @@ def question(
     client: str = "203.0.113.9",
     raw: bool = True,
 ) -> Any:
-    """Return a question; `raw` is whether Envoy has been told to send headers as they came."""
+    """Return a request; `raw`: Envoy sends headers as received."""
     message = _CheckRequest()
-    told = message.attributes
+    content = message.attributes
     if client:
-        told.source.address.socket_address.address = client
-    told.request.http.path, told.request.http.method = path, method
+        content.source.address.socket_address.address = client
+    content.request.http.path, content.request.http.method = path, method
     for name, value in lines:
         if raw:
-            told.request.http.header_map.headers.add(key=name, raw_value=value)
+            content.request.http.header_map.headers.add(key=name, raw_value=value)
         else:
-            told.request.http.headers[name] = value.decode()
+            content.request.http.headers[name] = value.decode()
     for name, text in (route or {}).items():
-        told.context_extensions[name] = text
+        content.context_extensions[name] = text
     if claims is not None:
-        told.metadata_context.filter_metadata[JWT_AUTHN].update({"headgate": claims})
+        content.metadata_context.filter_metadata[JWT_AUTHN].update({"headgate": claims})
     return message
 
 
 class Answer(NamedTuple):
-    """What Envoy makes of an answer."""
-
     status: int
     """Of the response to the client; 200 if the request passes."""
     fields: dict[str, str]
@@ -86,7 +83,6 @@ class Answer(NamedTuple):
 
 
 def answered(raw: bytes) -> Answer:
-    """Read an answer."""
     message = _CheckResponse.FromString(raw)
     assert message.SerializeToString(deterministic=True)
     metadata = dict(message.dynamic_metadata.items())
@@ -106,8 +102,6 @@ def answered(raw: bytes) -> Answer:
 
 
 class Asking:
-    """Asks a service."""
-
     def __init__(self, served: Service, identifier: Identifier = IDENTIFIER) -> None:
         self.served, self.identifier = served, identifier
         self.service = AuthorizationService(served.decisions, lambda: self.identifier, ResponseHeaders())
@@ -117,14 +111,13 @@ class Asking:
     ) -> Answer:
         sent: Headers = [*metadata]
         call = UnaryCall(message, sent, Peer(peer), timeout or None)
-        return answered(self.served.run(lambda: self.service.check(call)))
+        return answered(self.served.run(lambda: answer_of(self.service.check, call)))
 
-    def ask(self, *asked: Any, **more: Any) -> Answer:
-        return self.raw(question(*asked, **more).SerializeToString())
+    def ask(self, *values: Any, **more: Any) -> Answer:
+        return self.raw(question(*values, **more).SerializeToString())
 
 
 @contextmanager
 def asking(rules: str = RULES, **options: Any) -> Iterator[Asking]:
-    """Serve for the length of a with block."""
     with serving(rules, **options) as served:
         yield Asking(served)

@@ -1,7 +1,7 @@
-"""What clients send to be taken for somebody else, or for nobody: through a real Envoy, with the example's filters.
+"""Clients that try to be identified as others, or as anonymous, through a real Envoy with the example's filters.
 
-Whatever is beyond a limit, whatever cannot be read, and whatever proves nothing does not reach the upstream; and what
-reaches it says who asks in words of ours alone.
+Requests beyond a limit, malformed ones, and those with invalid credentials do not reach the upstream. The others have
+headers with the caller that only Headgate can set.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ jwt_metadata: [{{claims: {{user: sub}}}}]
 """
 USED_UP = "version: 1\nrules: [{id: all-ip, dimension: ip, limit: 1, window: 365d}]"
 PLENTY = "version: 1\nrules: [{id: all-ip, dimension: ip, limit: 1000000, window: 365d}]"
-RAW = KEY.encode()
+RAW, BEARER, KEY_ID = KEY.encode(), b"Authorization: Bearer ", "2026-11"
 CLAIMS = {"iss": "https://id.example.com", "aud": "api", "sub": "root", "exp": 4_000_000_000}
 
 
@@ -61,7 +61,6 @@ def plenty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Envoy]:
 
 
 def attempt(asking: Envoy, data: bytes) -> tuple[bytes, list[bytes]]:
-    """Send a request; return what was answered, and what reached the upstream."""
     asking.upstream.served.clear()
     asking.upstream.headers.clear()
     answer = sent(asking.port, data)
@@ -86,61 +85,34 @@ UNPROVEN = {
     "no token": [b"Authorization: Bearer"],
     "no scheme": [b"Authorization: " + RAW],
     "two tokens": [b"Authorization: Bearer a", b"Authorization: Bearer b"],
-    "a token of nobody": [b"Authorization: Bearer " + forged({"alg": "none"}, CLAIMS, b"")],
-    "a token signed by itself": [b"Authorization: Bearer " + hand_signed({"alg": "HS256", "kid": "2026-11"}, CLAIMS)],
-    "a token of another issuer": [
-        b"Authorization: bearer " + signed({**CLAIMS, "iss": "https://evil"}, "ES256", kid="2026-11")
-    ],
-    "a token that has expired": [b"Authorization: Bearer " + signed({**CLAIMS, "exp": 1}, "ES256", kid="2026-11")],
-    "a token that demands an extension": [
-        b"Authorization: Bearer " + signed(CLAIMS, "ES256", kid="2026-11", crit=["x"], x=1),
-    ],
-    "a token for others": [b"Authorization: Bearer " + signed({**CLAIMS, "aud": "web"}, "ES256", kid="2026-11")],
-    "a token without a user": [
-        b"Authorization: Bearer " + signed({**CLAIMS, "sub": None}, "ES256", kid="2026-11"),
-    ],
-    "a token whose user is empty": [
-        b"Authorization: Bearer " + signed({**CLAIMS, "sub": ""}, "ES256", kid="2026-11"),
-    ],
+    "a token of nobody": [BEARER + forged({"alg": "none"}, CLAIMS, b"")],
+    "a token signed by itself": [BEARER + hand_signed({"alg": "HS256", "kid": KEY_ID}, CLAIMS)],
+    "a token that demands an extension": [BEARER + signed(CLAIMS, "ES256", kid=KEY_ID, crit=["x"], x=1)],
+    **{
+        f"a token with {claims}": [BEARER + signed({**CLAIMS, **claims}, "ES256", kid=KEY_ID)]
+        for claims in ({"iss": "https://evil"}, {"exp": 1}, {"aud": "web"}, {"sub": None}, {"sub": ""})
+    },
 }
-"""Header lines with credentials that prove nothing, by what is wrong with them."""
+"""Header lines with invalid credentials, by their error."""
 TARGETS = [
-    b"/?api_key=bad",
-    b"/?api_key=",
-    b"/?api_key",
-    b"/?api_key=" + RAW + b"&api_key=" + RAW,
-    b"/?api_key=" + RAW + b"&api_key=bad",
-    b"/?api_key=" + RAW + b"&api%5Fkey=bad",
-    b"/?api_key=bad&%61pi_key=" + RAW,
-    b"/?api_key=" + RAW + b"%00",
-    b"/?api_key=" + RAW + b"%ff",
-    b"/?api_key=" + RAW + b";api_key=bad",
-    b"/?api_key=" + RAW + b"%0d%0aX-Headgate-User:%20root",
-    b"//search?api_key=" + RAW,
-    b"/a/../search?api_key=" + RAW,
-    b"/a/%2e%2e/search",
-    b"/a%2F..%2Fsearch",
-    b"/a/..%2fsearch",
-    b"/a\\..\\search",
-    b"/%00",
+    *[b"/?api_key" + rest for rest in (b"=bad", b"=", b"")],
+    *[b"/?api_key=" + RAW + b"&api_key=" + other for other in (RAW, b"bad")],
+    *(b"/?api_key=" + RAW + b"&api%5Fkey=bad", b"/?api_key=bad&%61pi_key=" + RAW),
+    *[b"/?api_key=" + RAW + rest for rest in (b"%00", b"%ff", b";api_key=bad", b"%0d%0aX-Headgate-User:%20root")],
+    *(b"//search?api_key=" + RAW, b"/a/../search?api_key=" + RAW, b"/a/%2e%2e/search", b"/a%2F..%2Fsearch"),
+    *(b"/a/..%2fsearch", b"/a\\..\\search", b"/%00"),
 ]
-"""Targets that are refused, for what is in their query, or since servers read them in different ways."""
+"""Targets that are refused for their query, or because servers read them in different ways."""
 FORGED = [
-    b"X-Headgate-User: root",
+    *[name + b": root" for name in (b"X-Headgate-User", b"X_Headgate_User", b"X-Headgate_User", b"X-Headgate-")],
     b"x-headgate-user: root\r\nX-Headgate-User: root",
-    b"X_Headgate_User: root",
-    b"X-Headgate_User: root",
-    b"x_headgate-tier: unlimited",
-    b"X-HEADGATE-APIKEY: search",
-    b"X-Headgate-Tenant: acme",
-    b"X-Headgate-Role: admin",
-    b"X-Headgate-Client-Address: 192.0.2.99",
-    b"X-Headgate-: root",
     b"X-Headgate-User: root\r\nConnection: X-Headgate-User",
+    *(b"x_headgate-tier: unlimited", b"X-HEADGATE-APIKEY: search", b"X-Headgate-Tenant: acme"),
+    *(b"X-Headgate-Role: admin", b"X-Headgate-Client-Address: 192.0.2.99"),
 ]
 
 
-def test_nothing_that_a_hostile_client_sends_passes_once_its_limit_is_used_up(used_up: Envoy) -> None:
+def test_no_hostile_request_passes_beyond_the_limit(used_up: Envoy) -> None:
     """Nor does a good credential help, where the limit is the address's."""
     ours = [(f"lines: {name}", post(lines=lines)) for name, lines in UNPROVEN.items()]
     ours += [(f"target {target!r}", post(target)) for target in TARGETS]
@@ -155,32 +127,26 @@ def test_nothing_that_a_hostile_client_sends_passes_once_its_limit_is_used_up(us
     assert used_up.get().status == 429
 
 
-@pytest.mark.parametrize("name", UNPROVEN)
-def test_a_credential_that_is_there_and_proves_nothing_never_passes_as_nobody(plenty: Envoy, name: str) -> None:
-    answer, served = attempt(plenty, post(b"/", UNPROVEN[name]))
-    assert served == []
-    assert answer[9:12] in {b"400", b"401"}, answer
+def test_an_invalid_credential_never_passes_as_anonymous(plenty: Envoy) -> None:
+    """Nor does a query or a path that can be read in two ways."""
+    ours = [(name, post(b"/", lines)) for name, lines in UNPROVEN.items()]
+    for name, data in (*ours, *((repr(target), post(target)) for target in TARGETS)):
+        answer, served = attempt(plenty, data)
+        assert (served, answer[9:12] in {b"400", b"401"}) == ([], True), (name, answer)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_query_or_a_path_that_can_be_read_in_two_ways_is_refused(plenty: Envoy, target: bytes) -> None:
-    answer, served = attempt(plenty, post(target))
-    assert served == []
-    assert answer[9:12] in {b"400", b"401"}, answer
+def test_upstreams_never_get_our_headers_from_a_client(plenty: Envoy) -> None:
+    proven = [(b"x-headgate-user", b"ada"), (b"x-headgate-apikey", b"reporting")]
+    for line in FORGED:
+        for key, expected in (([], []), ([b"X-Api-Key: " + RAW], proven)):
+            answer, served = attempt(plenty, post(b"/", [line, *key]))
+            (fields,) = plenty.upstream.headers
+            received = [(name, value) for name, value in fields if b"headgate" in name.replace(b"_", b"-")]
+            assert (answer[9:12], len(served), received) == (b"200", 1, expected), line
 
 
-@pytest.mark.parametrize("line", FORGED)
-@pytest.mark.parametrize("by", ["nobody", "a key"])
-def test_upstreams_never_get_a_header_of_ours_from_a_client(plenty: Envoy, line: bytes, by: str) -> None:
-    key = [] if by == "nobody" else [b"X-Api-Key: " + RAW]
-    answer, served = attempt(plenty, post(b"/", [line, *key]))
-    told = [(name, value) for name, value in plenty.upstream.headers[0] if b"headgate" in name.replace(b"_", b"-")]
-    assert (answer[9:12], len(served)) == (b"200", 1)
-    assert told == ([] if by == "nobody" else [(b"x-headgate-user", b"ada"), (b"x-headgate-apikey", b"reporting")])
-
-
-def test_what_a_good_request_looks_like(plenty: Envoy) -> None:
-    """So that the refusals above are due to what is wrong with them."""
+def test_valid_requests_pass(plenty: Envoy) -> None:
+    """So the refusals above are due to the errors."""
     good = [
         post(b"/"),
         post(b"/", [b"X-Api-Key: " + RAW]),
@@ -206,16 +172,12 @@ HTTP2: list[list[tuple[bytes, bytes]]] = [
 """Fields of requests that no parser of text has looked at."""
 
 
-def test_over_http2_nothing_passes_that_cannot_be_read(plenty: Envoy) -> None:
-    """All at once: Envoy takes a second to close a connection that it gives up."""
+def test_over_http2_no_malformed_request_passes(plenty: Envoy) -> None:
+    """All at once: Envoy needs a second to close a connection."""
     plenty.upstream.served.clear()
     with ThreadPoolExecutor(len(HTTP2)) as pool:
         statuses = [*pool.map(sent_over_http2, [plenty.port] * len(HTTP2), HTTP2)]
     assert plenty.upstream.served == []
     assert {*statuses} <= {b"", b"400", b"401"}
-
-
-def test_over_http2_a_good_request_passes(plenty: Envoy) -> None:
-    plenty.upstream.served.clear()
     assert sent_over_http2(plenty.port, [*GOOD.items(), (b"x-api-key", RAW)]) == b"200"
     assert plenty.upstream.served == [b"POST / HTTP/1.1"]

@@ -1,4 +1,4 @@
-"""A real Envoy asks a real service who sends requests, and whether they may pass, as the documentation has it."""
+"""A real Envoy authorizes requests by a real service, as documented."""
 
 from __future__ import annotations
 
@@ -50,15 +50,14 @@ def asking(headgate: Service, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def bearer(**claims: Any) -> str:
-    told = {"iss": "https://id.example.com", "aud": "api", "exp": int(time.time()) + 300, **claims}
-    return f"Bearer {signed(told, 'ES256', kid=KEY_ID).decode()}"
+    content = {"iss": "https://id.example.com", "aud": "api", "exp": int(time.time()) + 300, **claims}
+    return f"Bearer {signed(content, 'ES256', kid=KEY_ID).decode()}"
 
 
 def upstream_saw(asking: Envoy) -> dict[str, str]:
-    """What the upstream was told of the last request by headers of ours."""
-    told = [(name.decode(), value.decode()) for name, value in asking.upstream.headers[-1] if b"headgate" in name]
-    assert len({name for name, _ in told}) == len(told)
-    return dict(told)
+    ours = [(name.decode(), value.decode()) for name, value in asking.upstream.headers[-1] if b"headgate" in name]
+    assert len({name for name, _ in ours}) == len(ours)
+    return dict(ours)
 
 
 def test_a_request_without_credentials_passes_as_its_address(asking: Envoy) -> None:
@@ -69,13 +68,7 @@ def test_a_request_without_credentials_passes_as_its_address(asking: Envoy) -> N
     asking.logged("GET 200 outcome=allowed rule=per-address user=- apikey=- ip=127.0.0.1")
 
 
-def test_a_rule_has_a_status_and_a_message_of_its_own(asking: Envoy) -> None:
-    replies = [asking.get("/elsewhere") for _ in range(2)]
-    assert [reply.status for reply in replies] == [200, 451]
-    assert json.loads(replies[1].body)["detail"] == "Not where you are."
-
-
-def test_a_call_beyond_its_limit_is_told_so_in_words_of_grpc(asking: Envoy) -> None:
+def test_a_refused_grpc_call_gets_a_status_of_grpc(asking: Envoy) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{asking.port}") as channel:
         call: Any = channel.unary_unary("/orders/Take")
         codes = []
@@ -101,17 +94,17 @@ def test_a_verified_token_names_the_user_to_rules_logs_and_upstream(asking: Envo
     asking.logged("POST 429 outcome=denied rule=orders user=ada apikey=- ip=127.0.0.1")
 
 
-@pytest.mark.parametrize(("path", "headers"), [("/", {"x_api_key": SEARCH}), (f"/?a=b&api_key={SEARCH}", {})])
-def test_an_api_key_is_verified_by_its_digest_and_upstreams_see_its_name(
-    asking: Envoy, path: str, headers: dict[str, str]
-) -> None:
-    reply = asking.get(path, **headers)
-    assert reply.status == 200
-    assert '"per-key"' in reply.headers["ratelimit"]
-    assert upstream_saw(asking) == {"x-headgate-user": "42", "x-headgate-apikey": "search", "x-headgate-tier": "pro"}
+def test_an_api_key_is_verified_by_its_digest_and_upstreams_see_its_name(asking: Envoy) -> None:
+    for reply in (asking.get("/", x_api_key=SEARCH), asking.get(f"/?a=b&api_key={SEARCH}")):
+        assert (reply.status, '"per-key"' in reply.headers["ratelimit"]) == (200, True)
+        assert upstream_saw(asking) == {
+            "x-headgate-user": "42",
+            "x-headgate-apikey": "search",
+            "x-headgate-tier": "pro",
+        }
 
 
-def test_credentials_are_removed_where_the_route_says_so(asking: Envoy) -> None:
+def test_credentials_are_removed_if_the_route_is_set_so(asking: Envoy) -> None:
     assert asking.get("/search?q=x", x_api_key=REPORTING, x_headgate_user="eve").status == 200
     assert b"x-api-key" not in dict(asking.upstream.headers[-1])
     assert asking.get(f"/search?api_key={REPORTING}&q=x").status == 200
@@ -119,44 +112,14 @@ def test_credentials_are_removed_where_the_route_says_so(asking: Envoy) -> None:
     assert upstream_saw(asking) == {"x-headgate-apikey": "reporting", "x-headgate-tenant": "acme"}
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"x_api_key": "ak_guessed"},
-        {"x_api_key": ""},
-        {"authorization": "Bearer forged"},
-        {"authorization": "Bearer " + signed({"sub": "42", "exp": 1}, "ES256").decode()},
-        {"authorization": "nothing"},
-        {"x_api_key": SEARCH, "authorization": "Bearer forged"},
-    ],
-)
-def test_a_credential_that_proves_nothing_is_refused(asking: Envoy, headers: dict[str, str]) -> None:
-    served = len(asking.upstream.served)
-    reply = asking.get("/", **headers)
-    assert reply.status == 401
-    assert reply.headers["www-authenticate"] == 'Bearer, ApiKey header="x-api-key"'
-    assert json.loads(reply.body)["status"] == 401
-    assert reply.headers["x-ratelimit-limit"] == "1000"  # guesses count for their address
-    assert len(asking.upstream.served) == served
-
-
-def test_a_route_may_require_who_asks(asking: Envoy) -> None:
+def test_a_route_may_require_a_user(asking: Envoy) -> None:
     assert asking.get("/orders/1").status == 401
     assert asking.get("/orders/1", x_api_key=REPORTING).status == 401
     assert asking.get("/orders/1", x_api_key=SEARCH).status == 200
     assert asking.get("/orders/1", authorization=bearer(sub="bob")).status == 200
 
 
-def test_a_route_may_cost_more(asking: Envoy) -> None:
-    first, second = (asking.get("/search", authorization=bearer(sub="eve")) for _ in range(2))
-    assert (first.status, first.headers["x-ratelimit-remaining"], second.status) == (200, "0", 429)
-
-
-def test_what_rules_cannot_match_is_refused(asking: Envoy) -> None:
-    assert asking.get("//orders").status == 400
-
-
-def test_behind_a_trusted_proxy_the_client_is_whom_it_saw(headgate: Service, tmp_path: Path) -> None:
+def test_behind_a_trusted_proxy_the_client_is_its_peer(headgate: Service, tmp_path: Path) -> None:
     keys = tmp_path / "jwks.json"
     keys.write_text(json.dumps({"keys": [jwk("ES256", kid=KEY_ID)]}))
     with envoy(headgate.grpc_port, "authz.yaml", filename=f"{keys}}}", xff_num_trusted_hops="1") as found:
@@ -165,23 +128,8 @@ def test_behind_a_trusted_proxy_the_client_is_whom_it_saw(headgate: Service, tmp
 
 
 @pytest.mark.parametrize(("allows", "status"), [("false", 503), ("true", 200)])
-def test_without_headgate_envoy_does_as_it_is_told(tmp_path: Path, allows: str, status: int) -> None:
+def test_without_headgate_envoy_does_as_configured(tmp_path: Path, allows: str, status: int) -> None:
     (tmp_path / "jwks.json").write_text(json.dumps({"keys": [jwk("ES256", kid=KEY_ID)]}))
     replaced = {"filename": f"{tmp_path / 'jwks.json'}}}", "failure_mode_allow": allows}
     with envoy(free_port(), "authz.yaml", **replaced) as found:
         assert found.get("/").status == status
-
-
-def test_a_store_that_is_away_is_answered_for_and_is_not_an_error(tmp_path: Path) -> None:
-    """Even where Envoy is told to let requests pass when nobody answers, the mode of the rules decides."""
-    (tmp_path / "jwks.json").write_text(json.dumps({"keys": [jwk("ES256", kid=KEY_ID)]}))
-    rules = tmp_path / "rules.yaml"
-    rules.write_text("version: 1\nrules: [{id: logins, dimension: ip, limit: 5, window: 1h, on_store_failure: deny}]\n")
-    replaced = {"filename": f"{tmp_path / 'jwks.json'}}}", "failure_mode_allow": "true"}
-    with (
-        service("--rules", str(rules), "--store", f"redis://127.0.0.1:{free_port()}/0") as found,
-        envoy(found.started().grpc_port, "authz.yaml", **replaced) as away,
-    ):
-        reply = away.get("/")
-    assert (reply.status, reply.headers["x-ratelimit-degraded"]) == (503, "true")
-    assert json.loads(reply.body)["title"] == "Temporary Reduced Capacity"

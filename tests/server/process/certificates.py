@@ -1,4 +1,4 @@
-"""Certificates for tests, signed by an authority of their own."""
+"""Certificates for tests, with their own authority."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+LOCAL = x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))
+
 
 class Authority:
-    """Signs certificates; its own is in `path`."""
+    """Signs certificates, and writes them to a folder; its own is in `path`."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder, self._name, self._key = folder, _name(name), ec.generate_private_key(ec.SECP256R1())
         certificate = self._built(self._name, self._key.public_key(), x509.BasicConstraints(ca=True, path_length=0))
         self.path = _written(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))
 
-    def signed(self, name: str) -> tuple[Path, Path]:
-        """Return the files of a new certificate for this machine, and of its key."""
+    def signed(self, name: str, *names: x509.GeneralName, file: str = "") -> tuple[Path, Path]:
+        """Return the files of a new certificate, by default for this machine, and of its key."""
         key = ec.generate_private_key(ec.SECP256R1())
-        local = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
-        certificate = self._built(_name(name), key.public_key(), local)
+        certificate = self._built(_name(name), key.public_key(), x509.SubjectAlternativeName(names or LOCAL))
         raw = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         return (
-            _written(self._folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM)),
-            _written(self._folder / f"{name}.key", raw),
+            _written(self._folder / f"{file or name}.pem", certificate.public_bytes(serialization.Encoding.PEM)),
+            _written(self._folder / f"{file or name}.key", raw),
         )
 
     def _built(

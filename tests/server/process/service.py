@@ -1,13 +1,11 @@
-"""A real ``headgate serve`` in processes of its own, and clients that load it."""
+"""A real ``headgate serve`` in separate processes, and clients that load it."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,32 +20,18 @@ from typing import Any, Self
 import msgspec
 
 from headgate.server.configuration import EXAMPLE
-from tests.servers import _LAUNCHER, until
+from tests.servers import fetched, launched, until
 
 CHECK = "/api/v1/rate-limit/check"
 SECONDS = 120
-"""How long a test waits for what should come soon."""
+"""How long a test waits at most."""
 PATIENCE = 10
 """How long a service may take to end at once."""
 
 
 def _rules(options: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
-    """Return where the rules are, if nobody says: in the example, without a database."""
     given = {"--rules", "--database", "--envoy-config"} & set(options)
     return () if given or {"HEADGATE_RULES", "HEADGATE_DATABASE"} & set(environment) else ("--rules", str(EXAMPLE))
-
-
-def _exchanged(port: int, method: str, path: str, body: object = None, **headers: str) -> tuple[int, bytes]:
-    """Ask on a connection of its own, and return the status and the content of the answer."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-    try:
-        if body is not None:
-            headers["content-type"] = "application/json"
-        connection.request(method, path, None if body is None else msgspec.json.encode(body), headers)
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
 
 
 class Service:
@@ -57,8 +41,8 @@ class Service:
         folder: for what it writes.
         options: of the command.
         environment: in addition to this process's.
-        program: what Python is to run, rather than the command as it is.
-        out: where its output goes, if not into a file.
+        program: arguments of Python instead of the usual command.
+        out: for its output, instead of a file.
         cwd: the folder that it runs in, if not this process's.
     """
 
@@ -73,20 +57,13 @@ class Service:
     ) -> None:
         self.cwd = cwd
         self.out, self.err = out or folder / "out", folder / "err"
-        self.kept = "", ""
-        """What it said and complained, where its folder is gone."""
+        self._heard = 0
         ports = ("--http-port", "0", "--grpc-port", "0", "--admin-port", "0")
         at_once = () if "--drain-delay" in options else ("--drain-delay", "0")
         command = [sys.executable, *program, "serve", *ports, *at_once, *_rules(options, environment or {}), *options]
-        if protector := shutil.which("setpriv"):
-            command = [protector, "--pdeathsig", "TERM", *command]
-        with self.out.open("wb") as said, self.err.open("wb") as err:
-            self.process: subprocess.Popen[bytes] = _LAUNCHER.submit(
-                subprocess.Popen, command, stdout=said, stderr=err, env={**os.environ, **(environment or {})}, cwd=cwd
-            ).result()
+        self.process = launched(command, folder, environment, out=self.out, cwd=cwd)
 
     def started(self) -> Self:
-        """Wait until it serves."""
         until(lambda: "curl" in self.said or self.has_ended, "it serves", SECONDS)
         assert not self.has_ended, self.complained
         return self
@@ -97,22 +74,18 @@ class Service:
 
     @property
     def complained(self) -> str:
-        return self.err.read_text()
+        return self.err.read_text()[self._heard :]
+
+    def forget_complaints(self) -> None:
+        """Start `complained` here."""
+        self._heard += len(self.complained)
 
     @property
     def has_ended(self) -> bool:
         return self.process.poll() is not None
 
-    @property
-    def trial(self) -> list[str]:
-        """The command line of curl that it suggests."""
-        (line,) = [line for line in self.said.splitlines() if line.strip().startswith("curl")]
-        return shlex.split(line)
-
-    @property
-    def own_trial(self) -> list[str]:
-        """The command line of our own that it suggests."""
-        (line,) = [line for line in self.said.splitlines() if " check " in line]
+    def suggested(self, words: str = "curl ") -> list[str]:
+        (line,) = [line for line in self.said.splitlines() if words in line]
         return shlex.split(line)
 
     @property
@@ -133,29 +106,22 @@ class Service:
         return int(found[1])
 
     def workers(self) -> set[int]:
-        """The processes that the supervisor has."""
         pid = self.process.pid
         return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
     def check(self, user: str, endpoint: str = "/api/v1/orders", **headers: str) -> dict[str, Any]:
-        """Ask once, on a connection of its own."""
-        connection = HTTPConnection("127.0.0.1", self.http_port, timeout=SECONDS)
-        try:
-            answer: dict[str, Any] = msgspec.json.decode(asked(connection, user, endpoint, **headers))
-            return answer
-        finally:
-            connection.close()
+        answer: dict[str, Any] = fetched(self.http_port, CHECK, "POST", body=_body(user, endpoint), **headers).json
+        return answer
 
     def get(self, path: str) -> tuple[int, bytes]:
-        return _exchanged(self.http_port, "GET", path)
+        return fetched(self.http_port, path)[::2]
 
     def post(self, path: str, body: object) -> tuple[int, bytes]:
-        return _exchanged(self.http_port, "POST", path, body)
+        return fetched(self.http_port, path, "POST", body=body)[::2]
 
     def admin(self, key: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
-        """Ask the admin plane."""
-        status, content = _exchanged(self.admin_port, method, f"/api/v1{path}", body, authorization=f"Bearer {key}")
-        return status, msgspec.json.decode(content) if content else None
+        reply = fetched(self.admin_port, f"/api/v1{path}", method, body=body, authorization=f"Bearer {key}")
+        return reply.status, reply.json
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -168,7 +134,6 @@ class Service:
         return code
 
     def stop(self) -> None:
-        """End it, whatever it does."""
         give_up = time.monotonic() + PATIENCE
         while not self.has_ended and time.monotonic() < give_up:
             self.process.terminate()  # the second one ends it at once
@@ -182,7 +147,7 @@ class Service:
 
 
 def altered(constants: Mapping[str, object]) -> tuple[str, str]:
-    """What Python runs for the command with other constants, by their full names; a name that is not there fails."""
+    """Return the arguments of Python for the command with other constants, by their full names."""
     lines = ["from importlib import import_module", "from headgate.cli.__main__ import main"]
     for name, value in constants.items():
         module, _, constant = name.rpartition(".")
@@ -194,15 +159,19 @@ def altered(constants: Mapping[str, object]) -> tuple[str, str]:
     return "-c", "\n".join([*lines, "raise SystemExit(main())"])
 
 
-def asked(connection: HTTPConnection, user: str, endpoint: str = "/api/v1/orders", /, **headers: str) -> bytes:
-    """Ask on a connection that is there, or make it. Raises OSError or HTTPException."""
-    body = msgspec.json.encode({"principal": {"user": user}, "endpoint": endpoint, "method": "POST"})
+def sent_check(connection: HTTPConnection, user: str, endpoint: str = "/api/v1/orders", /, **headers: str) -> bytes:
+    """Check on a connection, which is made if needed. Raises OSError or HTTPException."""
+    body = msgspec.json.encode(_body(user, endpoint))
     connection.request("POST", CHECK, body, {"content-type": "application/json", **headers})
     return connection.getresponse().read()
 
 
+def _body(user: str, endpoint: str) -> dict[str, object]:
+    return {"principal": {"user": user}, "endpoint": endpoint, "method": "POST"}
+
+
 def written(path: Path, text: str) -> None:
-    """Put a whole file where it is watched: nobody sees a part of it."""
+    """Replace a watched file at once."""
     unfinished = path.with_suffix(".new")
     unfinished.write_text(text)
     unfinished.replace(path)
@@ -210,7 +179,6 @@ def written(path: Path, text: str) -> None:
 
 @contextmanager
 def service(*options: str, **how: Any) -> Iterator[Service]:
-    """A service for the length of a with block; see `Service`."""
     with TemporaryDirectory(prefix="headgate-serve-") as folder:
         found = Service(Path(folder), *options, **how)
         try:
@@ -220,9 +188,9 @@ def service(*options: str, **how: Any) -> Iterator[Service]:
 
 
 class Client(threading.Thread):
-    """Asks one question after the other on one connection, and connects again when the service says that it closes it.
+    """Sends checks on one connection, and connects again when the service has closed it.
 
-    A service that cannot be connected to is no failure. One that takes a question and does not answer is.
+    A refused connection is no failure; a request without a response is.
     """
 
     def __init__(self, port: int, user: str, *, keeps: bool) -> None:
@@ -243,7 +211,7 @@ class Client(threading.Thread):
                     self.was_refused = True
                     continue
             try:
-                self.answers.append(msgspec.json.decode(asked(connection, self._user, **self._headers)))
+                self.answers.append(msgspec.json.decode(sent_check(connection, self._user, **self._headers)))
             except (OSError, HTTPException, msgspec.DecodeError) as error:
                 self.failures.append(error)
                 connection.close()
@@ -256,8 +224,6 @@ class Client(threading.Thread):
 
 
 class Clients:
-    """Several clients for the length of a with block, which keep their connections, or make one for each request."""
-
     def __init__(self, port: int, users: list[str], *, keeps: bool = True) -> None:
         self.all = [Client(port, user, keeps=keeps) for user in users]
 
@@ -281,7 +247,6 @@ class Clients:
         return [failure for client in self.all for failure in client.failures]
 
     def until_answered(self, more: int) -> None:
-        """Wait until each client has so many more answers."""
         wanted = [(client, len(client.answers) + more) for client in self.all]
         until(
             lambda: all(len(client.answers) >= count or client.was_refused for client, count in wanted),

@@ -1,4 +1,4 @@
-"""A call whose caller waits no more, before it was answered, takes nothing."""
+"""A call that its caller abandons before the response takes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.authz.conftest import answered as authorized
 from tests.server.authz.conftest import question
 from tests.server.process.service import CHECK, SECONDS, Service, service
 from tests.server.rls.messages import answered as limited
-from tests.server.rls.messages import asked
+from tests.server.rls.messages import encoded
 from tests.servers import RedisServer, until
 
 RULES = """
@@ -33,25 +33,21 @@ rules:
 TREES = "domain: trees\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 5}}]"
 _CheckRequest = message_class("headgate.v1.CheckRequest")
 _CheckResponse = message_class("headgate.v1.CheckResponse")
+
+
+def remaining_for_envoy(raw: bytes) -> int:
+    return int(limited(raw).statuses[0].limit_remaining)
+
+
 CALLS: dict[str, tuple[str, bytes, bytes, Callable[[bytes], int]]] = {
-    "rules": (
-        "rls",
-        SHOULD_RATE_LIMIT,
-        asked("edge", [("user", "rules")]),
-        lambda raw: int(limited(raw).statuses[0].limit_remaining),
-    ),
-    "several": (
-        "rls",
-        SHOULD_RATE_LIMIT,
-        asked("edge", [("user", "several")], [("ip", "192.0.2.7")]),
-        lambda raw: int(limited(raw).statuses[0].limit_remaining),
-    ),
-    "trees": (
-        "rls",
-        SHOULD_RATE_LIMIT,
-        asked("trees", [("user", "trees")]),
-        lambda raw: int(limited(raw).statuses[0].limit_remaining),
-    ),
+    **{
+        name: ("rls", SHOULD_RATE_LIMIT, encoded(domain, *descriptors), remaining_for_envoy)
+        for name, domain, *descriptors in (
+            ("rules", "edge", [("user", "rules")]),
+            ("several", "edge", [("user", "several")], [("ip", "192.0.2.7")]),
+            ("trees", "trees", [("user", "trees")]),
+        )
+    },
     "check": (
         "grpc_check",
         b"/headgate.v1.RateLimiter/CheckRateLimit",
@@ -94,7 +90,7 @@ def cancelled(found: Service, api: str) -> int:
 
 
 @pytest.mark.parametrize(("name", "how"), [*((name, "cancel") for name in CALLS), ("rules", "deadline")])
-def test_a_call_of_grpc_that_is_given_up_takes_nothing(
+def test_an_abandoned_grpc_call_takes_nothing(
     found: Service, redis: RedisServer, between: Proxy, name: str, how: str
 ) -> None:
     api, path, message, remaining = CALLS[name]

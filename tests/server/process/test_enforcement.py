@@ -1,4 +1,4 @@
-"""The emergency switch: a running service refuses nothing, and then refuses again, in all its workers."""
+"""The emergency switch: all workers of a running service refuse nothing, and then refuse again."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ def rules(tmp_path: Path) -> str:
 
 
 def answers(found: Service, user: str = "ada") -> set[bool]:
-    """What many connections hear, so that every worker is asked."""
+    """Return the decisions on many connections, so of every worker."""
     return {found.check(user)["allowed"] for _ in range(20)}
 
 
 def shown(found: Service) -> tuple[dict[str, str], float]:
-    """What /readyz and the metric say."""
     metrics = found.get("/metrics")[1].decode()
     value = re.search(r"^headgate_enforcement (\S+)$", metrics, re.MULTILINE)
     assert value
@@ -48,9 +47,12 @@ def shown(found: Service) -> tuple[dict[str, str], float]:
     return ready, float(value[1])
 
 
-def test_all_workers_refuse_nothing_until_told_also_those_started_later(own_redis: RedisServer, rules: str) -> None:
-    with service("--workers", "2", "--store", own_redis.address, "--rules", rules) as found:
-        found.started()
+def test_all_workers_follow_the_switch_even_later_ones(
+    redis: RedisServer, rules: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = redis.address.replace("://", "://default:not-to-be-listed@")
+    with service("--workers", "2", "--store", store, "--rules", rules) as found:
+        assert_services_are_distinguished(found.started(), rules, capsys)
         until(lambda: answers(found) == {False}, "the limit is used up", SECONDS)
         until(lambda: shown(found) == ({"status": "ready"}, 1), "it is shown", SECONDS)
 
@@ -58,8 +60,8 @@ def test_all_workers_refuse_nothing_until_told_also_those_started_later(own_redi
         until(lambda: answers(found) == {True}, "all workers let pass", SECONDS)
         until(lambda: shown(found) == ({"status": "ready", "enforcement": "off"}, 0), "it is shown", SECONDS)
         assert found.complained.count("enforcement is off") == 1
-        (told,) = found.check("ada")["shadow"]
-        assert (told["rule_id"], told["allowed"]) == ("orders", False)
+        (reported,) = found.check("ada")["shadow"]
+        assert (reported["rule_id"], reported["allowed"]) == ("orders", False)
         assert answers(found, "mallory") == {False}
 
         before = found.workers()
@@ -74,28 +76,26 @@ def test_all_workers_refuse_nothing_until_told_also_those_started_later(own_redi
         until(lambda: shown(found) == ({"status": "ready"}, 1), "it is shown", SECONDS)
         assert found.complained.count("enforcement is on") == 1
 
-
-def test_workers_that_have_to_wait_for_their_turn_do_as_was_said_last(own_redis: RedisServer, rules: str) -> None:
-    with service("--workers", "2", "--store", own_redis.address, "--rules", rules) as found:
-        found.started()
-        until(lambda: answers(found) == {False}, "the limit is used up", SECONDS)
-        for worker in found.workers():
+        for worker in found.workers():  # those that have to wait for their turn do as was said last
             os.kill(worker, signal.SIGSTOP)
-        found.signal(signal.SIGUSR1)
-        until(lambda: "enforcement is off" in found.complained, "it is off", SECONDS)
-        found.signal(signal.SIGUSR2)
-        until(lambda: "enforcement is on" in found.complained, "it is on", SECONDS)
+        for number, text in ((signal.SIGUSR1, "enforcement is off"), (signal.SIGUSR2, "enforcement is on")):
+            found.signal(number)
+            until(lambda: found.complained.count(text) == 2, "it is switched", SECONDS)  # noqa: B023
         for worker in found.workers():
             os.kill(worker, signal.SIGCONT)
         until(lambda: answers(found) == {False}, "all workers refuse", SECONDS)
 
 
-def test_files_of_envoy_and_changed_rules_are_switched_too(rules: str, tmp_path: Path) -> None:
+def test_a_service_may_start_with_it_off_and_files_of_envoy_and_changed_rules_are_switched_too(
+    rules: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "ratelimit"
     folder.mkdir()
     (folder / "edge.yaml").write_text(TREE)
-    with service("--rules", rules, "--envoy-config", str(folder)) as found:
-        found.started()
+    with service("--rules", rules, "--envoy-config", str(folder), "--enforcement", "off") as found:
+        assert answers(found.started()) == {True}
+        assert "enforcement is off" in found.complained
+        found.signal(signal.SIGUSR2)
 
         def over() -> bool:
             return found.post("/json", QUESTION)[0] == 429
@@ -110,38 +110,27 @@ def test_files_of_envoy_and_changed_rules_are_switched_too(rules: str, tmp_path:
         until(over, "it is on", SECONDS)
 
 
-def test_a_service_may_start_with_it_off(rules: str) -> None:
-    with service("--rules", rules, "--enforcement", "off") as found:
-        found.started()
-        assert answers(found) == {True}
-        assert "enforcement is off" in found.complained
-
-
-@pytest.mark.parametrize("pid", [1, 0, -1, 999_999_999])
-def test_no_other_process_is_told(pid: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_other_process_gets_the_signal(capsys: pytest.CaptureFixture[str]) -> None:
     """It would be the end of one that does not know the signal."""
-    assert main(["enforcement", "off", "--pid", str(pid)]) == 2
-    what = "is not a service" if pid == 1 else "does not exist"
-    assert f"process {pid} {what}. Select a service with --pid PID" in capsys.readouterr().err
+    for pid in (1, 0, -1, 999_999_999):
+        assert main(["enforcement", "off", "--pid", str(pid)]) == 2
+        what = "is not a service" if pid == 1 else "does not exist"
+        assert f"process {pid} {what}. Select a service with --pid PID" in capsys.readouterr().err
 
 
-def test_services_are_told_apart_by_their_options_and_workers_and_wrappers_are_none(
-    own_redis: RedisServer, rules: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = own_redis.address.replace("://", "://default:not-to-be-listed@")
-    with service("--workers", "2", "--store", store, "--rules", rules) as found:
-        found.started()
-        worker = min(found.workers())
-        assert main(["enforcement", "off", "--pid", str(worker)]) == 2
-        told = capsys.readouterr().err
-        assert f"process {worker} is a worker of process {found.process.pid}. Select a service" in told
-        (line,) = [line for line in told.splitlines() if f" {found.process.pid}: " in line]
-        assert f"--rules {rules}" in line
-        assert "not-to-be-listed" not in told
-        assert f" {worker}: " not in told
+def assert_services_are_distinguished(found: Service, rules: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Services are listed with their options; workers are not listed."""
+    worker = min(found.workers())
+    assert main(["enforcement", "off", "--pid", str(worker)]) == 2
+    reported = capsys.readouterr().err
+    assert f"process {worker} is a worker of process {found.process.pid}. Select a service" in reported
+    (line,) = [line for line in reported.splitlines() if f" {found.process.pid}: " in line]
+    assert f"--rules {rules}" in line
+    assert "not-to-be-listed" not in reported
+    assert f" {worker}: " not in reported
 
 
-def test_a_program_that_was_given_our_command_is_not_a_service(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_with_our_command_as_an_argument_is_not_a_service(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["timeout", "60", sys.executable, "-c", "import time; time.sleep(60)", "headgate", "serve"]
     with subprocess.Popen(command) as wrapper:
         try:

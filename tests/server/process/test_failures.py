@@ -1,4 +1,4 @@
-"""What is lost when a worker, or the store, is killed under load: no client hangs, and nothing is admitted twice."""
+"""Workers, or the store, are killed under load: no client hangs, and nothing is admitted twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from http.client import HTTPConnection
 from pathlib import Path
 
 import grpc
@@ -22,8 +21,8 @@ from tests.observe.readings import value
 from tests.proxy import proxy
 from tests.server.process.service import SECONDS, Clients, Service, altered, service, written
 from tests.server.rls.messages import answered, headers
-from tests.server.rls.messages import asked as envoy_asked
-from tests.servers import RedisServer, until
+from tests.server.rls.messages import encoded as envoy_request
+from tests.servers import RedisServer, fetched, until
 
 LIMIT = 500
 RULES = f"""
@@ -33,131 +32,170 @@ rules:
 """
 
 
-@pytest.fixture
-def rules(tmp_path: Path) -> str:
-    file = tmp_path / "rules.yaml"
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("failures") / "rules.yaml"
     file.write_text(RULES)
-    return str(file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def running(redis: RedisServer, rules: Path) -> Iterator[Service]:
+    with service("--workers", "2", "--store", redis.address, "--rules", str(rules)) as found:
+        (folder,) = counters_of(found.started())
+        yield found
+        found.signal(signal.SIGTERM)
+        assert found.ended() == 0
+        assert not folder.exists()
+        assert "Traceback" not in found.complained
 
 
 @pytest.fixture
-def found(own_redis: RedisServer, rules: str) -> Iterator[Service]:
-    with service("--workers", "2", "--store", own_redis.address, "--rules", rules) as found:
-        yield found.started()
+def found(running: Service, redis: RedisServer) -> Iterator[Service]:
+    redis.ask("FLUSHALL")
+    running.forget_complaints()
+    yield running
+    until(lambda: value(running.get("/metrics")[1], "headgate_workers") == 2, "two workers", SECONDS)
 
 
 def admitted(clients: Clients) -> int:
     return sum(answer["allowed"] for client in clients.all for answer in client.answers)
 
 
-def test_a_worker_that_is_killed_is_replaced_and_admits_nothing_twice(found: Service) -> None:
+def kill_one(found: Service) -> set[int]:
     workers = found.workers()
+    os.kill(min(workers), signal.SIGKILL)
+    return workers
+
+
+def until_replaced(found: Service, workers: set[int]) -> None:
+    until(lambda: len(found.workers()) == 2 and found.workers() != workers, "another takes its place", SECONDS)
+
+
+def test_a_worker_that_is_killed_is_replaced_and_admits_nothing_twice(found: Service) -> None:
     with Clients(found.http_port, ["everybody"] * 16) as clients:
         clients.until_answered(5)
-        os.kill(min(workers), signal.SIGKILL)
+        workers = kill_one(found)
         clients.until_answered(50)
-        until(lambda: len(found.workers()) == 2 and found.workers() != workers, "another takes its place", SECONDS)
+        until_replaced(found, workers)
         clients.until_answered(20)
     lost = [client for client in clients.all if client.failures]
     assert len(lost) < len(clients.all), "some connections were the other worker's"
     assert all(len(client.failures) == 1 for client in lost), "a connection is lost once"
     assert admitted(clients) <= LIMIT
     assert not any(answer["degraded"] for client in clients.all for answer in client.answers)
-    assert "died by SIGKILL: replacing it" in found.complained
-    found.signal(signal.SIGTERM)
-    assert found.ended() == 0
+    assert "was killed by SIGKILL: replacing it" in found.complained
 
 
 def test_connections_that_a_worker_had_not_accepted_wait_for_the_one_in_its_place(found: Service) -> None:
-    stopped = min(found.workers())
-    os.kill(stopped, signal.SIGSTOP)
+    os.kill(min(found.workers()), signal.SIGSTOP)
     with Clients(found.http_port, [f"u{number}" for number in range(16)]) as clients:
         until(lambda: any(client.answers for client in clients.all), "the other one answers", SECONDS)
-        os.kill(stopped, signal.SIGKILL)
+        kill_one(found)
         clients.until_answered(5)
     assert clients.failures == []
 
 
-def test_a_worker_that_hangs_is_replaced(own_redis: RedisServer, rules: str) -> None:
-    """It would keep its share of all connections waiting. The supervisor of this test has little patience."""
-    program = altered({"headgate.server.supervisor.PATIENCE": 5.0})
-    with service("--workers", "2", "--store", own_redis.address, "--rules", rules, program=program) as found:
-        hung = min(found.started().workers())
-        os.kill(hung, signal.SIGSTOP)
-        until(lambda: hung not in found.workers() and len(found.workers()) == 2, "it is replaced", SECONDS)
-        assert f"process {hung} has sent no heartbeat for 5 s: killing it" in found.complained
-        assert found.check("u1")["allowed"]
-
-
-def test_workers_are_replaced_although_the_folder_of_their_counters_was_cleared_away(found: Service) -> None:
-    lost = min(found.workers())
-    (folder,) = {path.parent for path in opened_by(lost) if path.name.endswith(".metrics")}
-    shutil.rmtree(folder)
-    os.kill(lost, signal.SIGKILL)
-    until(
-        lambda: folder.exists() and f"{folder}, the folder of the workers' counters, was removed" in found.complained,
-        "it is told",
-    )
-    until(lambda: any(folder.glob("*.metrics")), "the one in its place counts", SECONDS)
-    until(lambda: found.get("/metrics")[0] == 200, "it serves", SECONDS)
-    found.signal(signal.SIGTERM)
-    assert found.ended() == 0
-    assert not folder.exists()
-
-
-def test_while_a_worker_cannot_start_the_others_get_all_connections(found: Service, rules: str) -> None:
-    """The rules that the others have in force stay; one that starts would have none."""
-    file = Path(rules)
-    written(file, "version: 1\nrules: [{id: x}]\n")
-    until(lambda: found.complained.count("the rules in force stay") == 2, "both complain", SECONDS)
-    os.kill(min(found.workers()), signal.SIGKILL)
-    until(lambda: " cannot start: " in found.complained, "it cannot be replaced", SECONDS)
-    assert all(found.check("u1")["matched"] for _ in range(20))
-    written(file, RULES)
-    until(
-        lambda: len(found.workers()) == 2 and value(found.get("/metrics")[1], "headgate_workers") == 2, "both", SECONDS
-    )
-    assert all(found.check("u1")["matched"] for _ in range(20))
-    assert "Traceback" not in found.complained
+def test_while_a_worker_cannot_start_the_others_get_all_connections(found: Service, rules: Path) -> None:
+    """The others keep their rules; a new worker would have none."""
+    for text in ("version: 1\nrules: [{id: x}]\n", "this is not a file of rules"):
+        found.forget_complaints()
+        written(rules, text)
+        until(lambda: found.complained.count("the previous rules stay in force") == 2, "both log it", SECONDS)
+        kill_one(found)
+        until(lambda: " cannot start: " in found.complained, "it cannot be replaced", SECONDS)
+        assert all(found.check("u1")["limit"] == LIMIT for _ in range(30))
+        written(rules, RULES)
+        until(lambda: value(found.get("/metrics")[1], "headgate_workers") == 2, "both", SECONDS)
+        assert all(found.check("u1")["limit"] == LIMIT for _ in range(30))
 
 
 def test_a_worker_that_cannot_be_replaced_now_is_tried_again_and_the_others_serve(found: Service) -> None:
     """There may be too many processes, or too many open files, for a while."""
     limits = resource.prlimit(found.process.pid, resource.RLIMIT_NOFILE)
-    workers = found.workers()
     resource.prlimit(found.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
-    os.kill(min(workers), signal.SIGKILL)
+    workers = kill_one(found)
     until(lambda: "cannot start: [Errno 24]" in found.complained, "it cannot be replaced", SECONDS)
     assert found.workers() == {max(workers)}
     resource.prlimit(found.process.pid, resource.RLIMIT_NOFILE, limits)
-    until(lambda: len(found.workers()) == 2, "it is replaced", SECONDS)
-    assert "Traceback" not in found.complained
+    until_replaced(found, workers)
 
 
-def test_a_worker_that_cannot_start_again_leaves_new_connections_to_the_others(found: Service, rules: str) -> None:
-    good, first = Path(rules).read_text(), found.workers()
-    written(Path(rules), "this is not a file of rules")
-    os.kill(min(first), signal.SIGKILL)
-    until(lambda: "cannot start" in found.complained, "it finds no good rules", SECONDS)
-    assert all(found.check("somebody")["limit"] == LIMIT for _ in range(40))
-    written(Path(rules), good)
-    until(lambda: found.complained.count("cannot start") > 0 and len(found.workers()) == 2, "another starts", SECONDS)
-    assert all(found.check("somebody")["limit"] == LIMIT for _ in range(40))
-    found.signal(signal.SIGTERM)
-    assert found.ended() == 0
+def test_while_redis_is_down_all_requests_are_decided_and_afterwards_strictly_again(
+    found: Service, redis: RedisServer
+) -> None:
+    with Clients(found.http_port, [f"u{number}" for number in range(6)]) as clients:
+        clients.until_answered(10)
+        redis.stop()
+        until(lambda: all(client.answers[-1]["degraded"] for client in clients.all), "all are degraded", SECONDS)
+        clients.until_answered(20)
+        redis.start()
+        until(lambda: not any(client.answers[-1]["degraded"] for client in clients.all), "it is back", SECONDS)
+    assert clients.failures == []
+    for client in clients.all:
+        count = sum(answer["allowed"] for answer in client.answers)
+        assert count <= 3 * LIMIT + 2, "the store before, the share of each worker, and the store anew"
 
 
-def test_a_worker_that_is_killed_before_it_serves_is_told(own_redis: RedisServer) -> None:
+def test_a_worker_replaced_while_redis_is_down_adds_only_its_share(found: Service, redis: RedisServer) -> None:
+    """The local usage of its predecessor is lost, as documented."""
+    redis.stop()
+
+    def alone() -> int:
+        with Clients(found.http_port, ["everybody"] * 8) as clients:
+            until(
+                lambda: all(client.answers and not client.answers[-1]["allowed"] for client in clients.all),
+                "it is used up",
+            )
+        assert all(answer["degraded"] for client in clients.all for answer in client.answers)
+        return admitted(clients)
+
+    count = alone()
+    assert count <= LIMIT, "the shares of two workers"
+    until_replaced(found, kill_one(found))
+    assert count + alone() <= LIMIT + LIMIT // 2
+    redis.start()
+    until(lambda: not any(found.check("u1")["degraded"] for _ in range(20)), "the store decides", SECONDS)
+
+
+def test_workers_are_replaced_although_the_folder_of_their_counters_was_removed(found: Service) -> None:
+    (folder,) = counters_of(found)
+    shutil.rmtree(folder)
+    workers = kill_one(found)
+    removed = f"{folder}, the folder of the workers' counters, was removed"
+    until(lambda: folder.exists() and removed in found.complained, "it is logged")
+    until(lambda: any(folder.glob("*.metrics")), "the one in its place counts", SECONDS)
+    until(lambda: found.get("/metrics")[0] == 200, "it serves", SECONDS)
+    os.kill(max(workers), signal.SIGKILL)  # the other, which has counted nowhere since
+
+
+def test_a_worker_that_hangs_is_replaced_and_all_end_when_their_supervisor_is_killed(
+    redis: RedisServer, rules: Path
+) -> None:
+    """It would keep its share of all connections waiting. The supervisor of this test has little patience."""
+    program = altered({"headgate.server.supervisor.PATIENCE": 5.0})
+    with service("--workers", "2", "--store", redis.address, "--rules", str(rules), program=program) as found:
+        hung = min(found.started().workers())
+        os.kill(hung, signal.SIGSTOP)
+        until(lambda: hung not in found.workers() and len(found.workers()) == 2, "it is replaced", SECONDS)
+        assert f"process {hung} has sent no heartbeat for 5 s: killing it" in found.complained
+        assert found.check("hanging")["allowed"]
+        workers = found.workers()
+        found.process.kill()
+        until(lambda: not any(_lives(worker) for worker in workers), "they end", SECONDS)
+
+
+def test_a_worker_killed_before_it_serves_is_reported(redis: RedisServer) -> None:
     program = altered({"headgate.server.supervisor._COMMAND": (sys.executable, "-c", "import time; time.sleep(600)")})
-    with service("--workers", "2", "--store", own_redis.address, program=program) as found:
+    with service("--workers", "2", "--store", redis.address, program=program) as found:
         until(found.workers, "there is one", SECONDS)
         worker = min(found.workers())
         os.kill(worker, signal.SIGKILL)
         assert found.ended() == 1
-        assert f"cannot start: its process {worker} died by SIGKILL before it served" in found.complained
+        assert f"cannot start: its process {worker} was killed by SIGKILL before it served" in found.complained
 
 
-def test_a_worker_that_is_told_to_stop_before_it_serves_is_replaced(own_redis: RedisServer, tmp_path: Path) -> None:
+def test_a_worker_stopped_before_it_serves_is_replaced(redis: RedisServer, tmp_path: Path) -> None:
     source = f"""
 import os, sys
 try:
@@ -166,63 +204,36 @@ except FileExistsError:
     os.execv(sys.executable, (sys.executable, "-m", "headgate.server.worker"))
 """
     program = altered({"headgate.server.supervisor._COMMAND": (sys.executable, "-c", source)})
-    with service("--workers", "2", "--store", own_redis.address, program=program) as found:
-        found.started()
-        assert len(found.workers()) == 2
+    with service("--workers", "2", "--store", redis.address, program=program) as found:
+        assert len(found.started().workers()) == 2
         assert "ended with exit code 0: replacing it" in found.complained
 
 
-def test_workers_end_when_their_supervisor_is_killed(found: Service) -> None:
-    workers = found.workers()
-    found.process.kill()
-    until(lambda: not any(_lives(worker) for worker in workers), "they end", SECONDS)
-
-
-def test_what_a_service_leaves_behind_that_is_killed_with_its_workers_is_removed_by_the_next(
-    own_redis: RedisServer, tmp_path: Path
+@pytest.mark.parametrize("fault", ["killed", "hung"])
+def test_a_service_starts_while_redis_is_down_and_is_strict_when_it_recovers(
+    own_redis: RedisServer, rules: Path, fault: str
 ) -> None:
-    options, environment = ("--workers", "2", "--store", own_redis.address), {"TMPDIR": str(tmp_path)}
-    with service(*options, environment=environment) as killed:
-        killed.started()
-        (left,) = tmp_path.glob("headgate-run-*")
-        workers = killed.workers()
-        for pid in workers:
-            os.kill(pid, signal.SIGSTOP)  # else they would see the end of their supervisor, and tidy up
-        killed.signal(signal.SIGKILL)
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
-        killed.ended()
-        until(lambda: not any(_lives(pid) for pid in workers), "they are gone", SECONDS)
-    assert left.exists()
-    with service(*options, environment=environment) as found:
-        found.started()
-        assert not left.exists()
+    def fail(*, fails: bool) -> None:
+        if fault == "hung":
+            own_redis.send(signal.SIGSTOP if fails else signal.SIGCONT)
+        elif fails:
+            own_redis.stop()
+        else:
+            own_redis.start()
 
-
-def test_while_redis_is_away_everybody_is_answered_and_then_it_is_strict_again(
-    found: Service, own_redis: RedisServer
-) -> None:
-    with Clients(found.http_port, [f"u{number}" for number in range(6)]) as clients:
-        clients.until_answered(10)
-        own_redis.stop()
-        until(lambda: all(client.answers[-1]["degraded"] for client in clients.all), "all are degraded", SECONDS)
-        clients.until_answered(20)
-        own_redis.start()
-        until(lambda: not any(client.answers[-1]["degraded"] for client in clients.all), "it is back", SECONDS)
-    assert clients.failures == []
-    for client in clients.all:
-        count = sum(answer["allowed"] for answer in client.answers)
-        assert count <= 3 * LIMIT + 2, "the store before, the share of each worker, and the store anew"
-
-
-def test_while_redis_hangs_everybody_is_answered(own_redis: RedisServer, rules: str) -> None:
-    with service("--store", f"redis://127.0.0.1:{own_redis.port}/0", "--rules", rules) as found:
-        with Clients(found.started().http_port, [f"h{number}" for number in range(4)]) as clients:
+    fail(fails=True)
+    with service("--store", f"redis://127.0.0.1:{own_redis.port}/0", "--rules", str(rules)) as found:
+        answer = found.started().check("u1")
+        assert (answer["allowed"], answer["degraded"]) == (True, True)
+        assert "the store is unavailable, so requests are decided without it until it recovers" in found.complained
+        fail(fails=False)
+        until(lambda: not found.check("u1")["degraded"], "the store decides", SECONDS)
+        with Clients(found.http_port, [f"h{number}" for number in range(4)]) as clients:
             clients.until_answered(10)
-            own_redis.send(signal.SIGSTOP)
+            fail(fails=True)
             until(lambda: all(client.answers[-1]["degraded"] for client in clients.all), "all are degraded", SECONDS)
             clients.until_answered(20)
-            own_redis.send(signal.SIGCONT)
+            fail(fails=False)
             until(lambda: not any(client.answers[-1]["degraded"] for client in clients.all), "it is back", SECONDS)
         assert clients.failures == []
 
@@ -232,12 +243,8 @@ def over_http(found: Service) -> bool:
 
 
 def by_forward_auth(found: Service) -> bool:
-    connection = HTTPConnection("127.0.0.1", found.http_port, timeout=SECONDS)
-    try:
-        connection.request("GET", "/api/v1/forward-auth", headers={"X-Original-URI": "/", "X-Original-Method": "GET"})
-        return connection.getresponse().headers["x-ratelimit-degraded"] == "true"
-    finally:
-        connection.close()
+    reply = fetched(found.http_port, "/api/v1/forward-auth", x_original_uri="/", x_original_method="GET")
+    return reply.headers.get("x-ratelimit-degraded") == "true"
 
 
 def over_grpc(found: Service, timeout: float | None = None) -> bool:
@@ -247,7 +254,7 @@ def over_grpc(found: Service, timeout: float | None = None) -> bool:
 
 
 def for_envoy(found: Service) -> bool:
-    raw = _called(found, SHOULD_RATE_LIMIT.decode(), envoy_asked("edge", [("user", "u1")]), None)
+    raw = _called(found, SHOULD_RATE_LIMIT.decode(), envoy_request("edge", [("user", "u1")]), None)
     return headers(answered(raw)).get("X-RateLimit-Degraded") == "true"
 
 
@@ -270,7 +277,7 @@ PATIENT = partial(over_grpc, timeout=120)
     ids=["Envoy waits less", "others wait less"],
 )
 def test_each_caller_waits_for_the_store_as_long_as_its_api_does(
-    own_redis: RedisServer, tmp_path: Path, stretched: str, hurried: list[Asks], patient: list[Asks]
+    redis: RedisServer, tmp_path: Path, stretched: str, hurried: list[Asks], patient: list[Asks]
 ) -> None:
     """The store's answers are held. One of the deadlines is a minute in this service; the other one is as it is."""
     program = altered(
@@ -283,7 +290,7 @@ def test_each_caller_waits_for_the_store_as_long_as_its_api_does(
     rules = tmp_path / "rules.yaml"
     rules.write_text("{version: 1, rules: [{id: u, quota: 9999/h}, {id: a, quota: 9999/h, dimension: ip}]}")
     with (
-        proxy(own_redis.port) as between,
+        proxy(redis.port) as between,
         service("--store", between.address("connections=2"), "--rules", str(rules), program=program) as found,
         ThreadPoolExecutor(len(patient)) as pool,
     ):
@@ -297,40 +304,9 @@ def test_each_caller_waits_for_the_store_as_long_as_its_api_does(
         assert not any(each.result(SECONDS) for each in waiting), "by the store"
 
 
-def test_a_worker_that_is_replaced_while_redis_is_away_adds_its_share_and_no_more(
-    found: Service, own_redis: RedisServer
-) -> None:
-    """What the one before it admitted by itself is lost with it, and said so in the documentation."""
-    own_redis.stop()
-
-    def alone() -> int:
-        with Clients(found.http_port, ["everybody"] * 8) as clients:
-            until(
-                lambda: all(client.answers and not client.answers[-1]["allowed"] for client in clients.all),
-                "it is used up",
-            )
-        assert all(answer["degraded"] for client in clients.all for answer in client.answers)
-        return admitted(clients)
-
-    count = alone()
-    assert count <= LIMIT, "the shares of two workers"
-    workers = found.workers()
-    os.kill(min(workers), signal.SIGKILL)
-    until(lambda: len(found.workers()) == 2 and found.workers() != workers, "another takes its place", SECONDS)
-    assert count + alone() <= LIMIT + LIMIT // 2
-
-
-@pytest.mark.parametrize("fault", ["killed", "hung"])
-def test_a_service_that_is_started_while_redis_is_away_answers_and_is_strict_when_it_is_back(
-    own_redis: RedisServer, rules: str, fault: str
-) -> None:
-    own_redis.stop() if fault == "killed" else own_redis.send(signal.SIGSTOP)
-    with service("--store", f"redis://127.0.0.1:{own_redis.port}/0", "--rules", rules) as found:
-        answer = found.started().check("u1")
-        assert (answer["allowed"], answer["degraded"]) == (True, True)
-        assert "the store is unavailable, so requests are decided without it until it recovers" in found.complained
-        own_redis.start() if fault == "killed" else own_redis.send(signal.SIGCONT)
-        until(lambda: not found.check("u1")["degraded"], "the store decides", SECONDS)
+def counters_of(found: Service) -> set[Path]:
+    """The folders of the workers' counters."""
+    return {path.parent for path in opened_by(min(found.workers())) if path.name.endswith(".metrics")}
 
 
 def opened_by(pid: int) -> Iterator[Path]:

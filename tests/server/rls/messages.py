@@ -1,4 +1,4 @@
-"""Questions and answers of Envoy, made and read by protobuf."""
+"""Envoy's messages, encoded and decoded by protobuf."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Pairs = Sequence[tuple[str, str]]
 OK, OVER_LIMIT = 1, 2
 
 
-def asked(domain: str, *descriptors: Any, hits_addend: int = 0) -> bytes:
-    """Return a question about descriptors, each a list of pairs, or what `descriptor` returns."""
+def encoded(domain: str, *descriptors: Any, hits_addend: int = 0) -> bytes:
+    """Return a request with descriptors, each a list of pairs, or one of `descriptor`."""
     question: Any = RateLimitRequest(domain=domain, hits_addend=hits_addend)
     for each in descriptors:
         options = each if isinstance(each, dict) else descriptor(*each)
@@ -24,7 +24,6 @@ def asked(domain: str, *descriptors: Any, hits_addend: int = 0) -> bytes:
 def descriptor(
     *pairs: tuple[str, str], hits: int | None = None, limit: tuple[int, int] | None = None, refund: bool = False
 ) -> dict[str, Any]:
-    """Return a descriptor with more than its entries."""
     made: dict[str, Any] = {"entries": [{"key": key, "value": value} for key, value in pairs]}
     made["is_negative_hits"] = refund
     if hits is not None:
@@ -35,12 +34,10 @@ def descriptor(
 
 
 def answered(raw: bytes) -> Any:
-    """Return an answer."""
     return RateLimitResponse.FromString(raw)
 
 
 def headers(answer: Any) -> dict[str, str]:
-    """Return the header fields of an answer; each comes once."""
     found = {header.key: header.value for header in answer.response_headers_to_add}
     assert len(found) == len(answer.response_headers_to_add)
     return found

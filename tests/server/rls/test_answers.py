@@ -1,4 +1,4 @@
-"""Answers that are put together from pieces are those that protobuf writes of the same facts."""
+"""Responses assembled from pieces equal those that protobuf encodes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.decision import Decision
+from headgate import Decision, Pressure, Quota, ResponseHeaders, Ruling
 from headgate.core.plan import combine
-from headgate.core.pressure import Pressure
-from headgate.core.quota import Quota
-from headgate.engine import Ruling
 from headgate.engine.descriptors import Answered
 from headgate.policy.envoy import Descriptor, MatchOutcome, envoy_answer, load, passed_metadata
 from headgate.policy.selection import Verdict
 from headgate.protos import RateLimitResponse
 from headgate.server.rls.answers import RlsAnswer, RuleAnswers, TreeAnswers, nearest_unit
-from headgate.web.headers import MOST_PREPARED, ResponseHeaders
 from tests.server.rls.messages import OK, OVER_LIMIT
 from tests.web import plain
 from tests.web.plain import NOW
@@ -44,7 +40,7 @@ def headers_of(chosen: str) -> ResponseHeaders | None:
 
 @cache
 def by_rules(chosen: str, denies: bool) -> RuleAnswers:  # noqa: FBT001  a key
-    """Return what writes answers. It has written all those of other tests, and remembers them."""
+    """Return the writer of responses, which has those of earlier tests prepared."""
     return RuleAnswers(headers_of(chosen), lambda _: denies)
 
 
@@ -54,8 +50,6 @@ def by_trees(chosen: str, denies: bool) -> TreeAnswers:  # noqa: FBT001  a key
 
 
 class Reference:
-    """Writes answers as plainly as it can be done."""
-
     def __init__(self, chosen: str) -> None:
         self.headers, self.answer = chosen, RateLimitResponse()
 
@@ -86,7 +80,7 @@ class Reference:
         for key, value in pairs:
             self.answer.response_headers_to_add.add(key=key, value=value)
 
-    def told(self, facts: dict[str, Any], **more: Any) -> None:
+    def describe(self, facts: dict[str, Any], **more: Any) -> None:
         self.answer.dynamic_metadata.update({"headgate": facts, **more})
 
     def is_same_as(self, answer: RlsAnswer) -> None:
@@ -123,7 +117,7 @@ def rulings(draw: st.DrawFn) -> Ruling:
 
 
 @given(st.lists(st.tuples(rulings(), st.booleans()), min_size=1, max_size=3), CHOSEN, st.booleans())
-def test_what_rules_decide_is_answered_as_protobuf_would(
+def test_responses_by_rules_are_those_of_protobuf(
     asked: list[tuple[Ruling, bool]],
     chosen: str,
     denies: bool,  # noqa: FBT001  hypothesis has no names
@@ -161,7 +155,7 @@ def test_what_rules_decide_is_answered_as_protobuf_would(
         facts |= {"rule_id": names[decision.index], "state": str(decision.state)}
         facts |= {"degraded": decision.degraded} if decision.degraded else {}
         facts |= {"delay": decision.delay_us / 1_000_000} if decision.delay_us else {}
-    reference.told(facts)
+    reference.describe(facts)
     writer = by_rules(chosen, denies)
     refunds = [refund for _, refund in asked]
     for _ in range(2):  # with what was prepared the first time
@@ -191,14 +185,14 @@ KEYS = ("plain", "unnamed", "burst", "trial", "odd", "banned", "free", "quota", 
     st.booleans(),
     st.sampled_from([{}, {"shadow_mode": True}, {"quota_mode": True}]),
 )
-def test_what_trees_decide_is_answered_as_protobuf_would(
+def test_responses_by_trees_are_those_of_protobuf(
     asked: list[tuple[str, Decision, bool]],
     chosen: str,
     denies: bool,  # noqa: FBT001  hypothesis has no names
     modes: dict[str, bool],
 ) -> None:
     matching = POLICY.match("edge", [Descriptor(((key, "x"),), 1, refund=refund) for key, _, refund in asked])
-    decisions = [_about(match, told) for match, (_, told, _) in zip(matching.matches, asked, strict=True)]
+    decisions = [_about(match, decision) for match, (_, decision, _) in zip(matching.matches, asked, strict=True)]
     answered = Answered(matching, tuple(decisions), NOW, **modes)
     assert answered.answer == envoy_answer(matching, decisions, NOW, **modes)
     writer = by_trees(chosen, denies)
@@ -206,14 +200,15 @@ def test_what_trees_decide_is_answered_as_protobuf_would(
         _reference(answered, chosen, denies=denies).is_same_as(writer.of(answered)[1])
 
 
-def _about(match: Any, told: Decision) -> Decision | None:
-    """Return a decision about the limit that a descriptor matches."""
+def _about(match: Any, drawn: Decision) -> Decision | None:
     if not match.limits:
         return None
     quota: Quota = match.limits[0].quota
-    remaining = min(told.remaining, quota.capacity)
-    numbers = told.retry_after_us, told.reset_after_us, told.state, quota
-    return Decision(told.allowed, quota.capacity, remaining, *numbers, degraded="circuit_open" if told.delay_us else "")
+    remaining = min(drawn.remaining, quota.capacity)
+    numbers = drawn.retry_after_us, drawn.reset_after_us, drawn.state, quota
+    return Decision(
+        drawn.allowed, quota.capacity, remaining, *numbers, degraded="circuit_open" if drawn.delay_us else ""
+    )
 
 
 def _reference(answered: Answered, chosen: str, *, denies: bool) -> Reference:
@@ -223,13 +218,13 @@ def _reference(answered: Answered, chosen: str, *, denies: bool) -> Reference:
         limit = status.current_limit
         shown = None if limit is None else (limit.requests_per_unit, limit.nearest_unit, limit.name)
         reference.status(status.code, shown, status.limit_remaining, status.duration_until_reset)
-    told = [
+    decided = [
         (decision, match.rule.limits[0].name if match.rule.limits[0].name.isascii() else "")
         for match, decision in zip(matches, answered.decisions, strict=True)
         if decision is not None and match.rule is not None and not match.shadow_mode
         if decision.allowed or not match.refund
     ]
-    states = {decision.state for decision, _ in told}
+    states = {decision.state for decision, _ in decided}
     worst = next((state for state in (Pressure.THROTTLED, Pressure.WARNING) if state in states), Pressure.NORMAL)
     given = passed_metadata(answered.matching, answer)
     facts: dict[str, Any] = {"state": str(worst if answer.code == OK else Pressure.THROTTLED)}
@@ -237,52 +232,23 @@ def _reference(answered: Answered, chosen: str, *, denies: bool) -> Reference:
     shadowed = [".".join(match.stat) for match, each in pairs if each.over and (match.shadow_mode or answer.shadowed)]
     hopeless = [match for match, each in pairs if each.code == OVER_LIMIT and match.outcome is not MatchOutcome.LIMITED]
     if answer.code == OK:
-        told = [(decision, name) for decision, name in told if decision.allowed]
+        decided = [(decision, name) for decision, name in decided if decision.allowed]
     if answer.code == OVER_LIMIT and hopeless:
         reference.refused("The limit of this request is 0, or the request is more than the limit could ever admit.")
         facts |= {"rule_id": hopeless[0].name} if hopeless[0].name else {}
-    elif told:
-        decision = combine([decision for decision, _ in told])
-        reference.decided(decision, [name or "default" for _, name in told], is_ours=denies and decision.degraded != "")
-        facts |= {"rule_id": told[decision.index][1]} if told[decision.index][1] else {}
+    elif decided:
+        decision = combine([decision for decision, _ in decided])
+        reference.decided(
+            decision, [name or "default" for _, name in decided], is_ours=denies and decision.degraded != ""
+        )
+        facts |= {"rule_id": decided[decision.index][1]} if decided[decision.index][1] else {}
     facts |= {"shadow_denied": shadowed} if shadowed else {}
     facts |= {"degraded": answer.degraded} if answer.degraded else {}
-    reference.told(facts, **({"metadata": given} if given else {}))
+    reference.describe(facts, **({"metadata": given} if given else {}))
     return reference
 
 
-def test_many_limits_are_shown_by_the_one_that_decides() -> None:
-    decision = combine([Decision(True, 3, n % 3, 0, 10, Pressure.NORMAL, plain.QUOTAS[0]) for n in range(2, 40)])
-    reference, chosen = Reference("default"), "default"
-    names = [f"rule-{number}" for number in range(38)]
-    reference.answer.overall_code = OK
-    reference.status(OK, (3, 1, "rule-1"), 0, 1)
-    reference.decided(decision, names, is_ours=False)
-    reference.told({"rule_id": "rule-1", "state": "normal"})
-    reference.is_same_as(RuleAnswers(headers_of(chosen), lambda _: False).of([ruling_of(decision, names)], NOW))
-
-
-def test_refusals_of_another_second_are_others() -> None:
-    answers, chosen = RuleAnswers(ResponseHeaders(), lambda _: False), "default"
-    for second in (0, 1, 9, 10, 99, 100, 4000, 10**6):
-        decision = Decision(False, 3, 0, second * 1_000_000, 2**20, Pressure.THROTTLED, plain.QUOTAS[0])
-        reference = Reference(chosen)
-        reference.answer.overall_code = OVER_LIMIT
-        reference.status(OVER_LIMIT, (3, 1, "orders"), 0, max(1, second))
-        reference.decided(decision, ["orders"], is_ours=False)
-        reference.told({"rule_id": "orders", "state": "throttled"})
-        reference.is_same_as(answers.of([ruling_of(decision, ["orders"])], NOW))
-
-
-def test_what_is_prepared_of_limits_is_bounded() -> None:
-    answers = RuleAnswers(ResponseHeaders(), lambda _: False)
-    decision = Decision(True, 3, 1, 0, 10, Pressure.NORMAL, plain.QUOTAS[0])
-    for number in range(MOST_PREPARED + 100):
-        answers.of([ruling_of(decision, [f"rule-{number}"])], NOW)
-    assert len(answers._prepared) <= MOST_PREPARED
-
-
-def test_a_limit_that_descriptors_share_is_told_once_and_two_that_say_the_same_are_told_twice() -> None:
+def test_a_shared_limit_is_shown_once_and_equal_limits_are_shown_twice() -> None:
     answers = RuleAnswers(ResponseHeaders(), lambda _: False)
     one, same = (Decision(False, 3, 0, 10, 20, Pressure.THROTTLED, plain.QUOTAS[0]) for _ in range(2))
     for other, policies in ((one, ["orders"]), (same, ["orders", "orders#2"])) * 2:
@@ -293,14 +259,14 @@ def test_a_limit_that_descriptors_share_is_told_once_and_two_that_say_the_same_a
         ]
 
 
-def test_the_limit_that_blocks_longest_is_told_also_where_that_is_within_a_second() -> None:
+def test_the_limit_that_blocks_longest_is_shown_even_within_a_second() -> None:
     answers = TreeAnswers(ResponseHeaders())
     matching = POLICY.match("edge", [Descriptor(((key, "x"),), 1) for key in ("plain", "burst")])
     quotas = [match.limits[0].quota for match in matching.matches]
     for waits, name in (((1_200_000, 1_300_000), "b"), ((1_300_000, 1_200_000), "plain")) * 2:
-        told = [
+        decided = [
             Decision(False, quota.capacity, 0, wait, wait, Pressure.THROTTLED, quota)
             for quota, wait in zip(quotas, waits, strict=True)
         ]
-        _, answer = answers.of(Answered(matching, tuple(told), NOW))
+        _, answer = answers.of(Answered(matching, tuple(decided), NOW))
         assert RateLimitResponse.FromString(answer.raw).dynamic_metadata["headgate"]["rule_id"] == name

@@ -1,6 +1,6 @@
-"""A configuration with every feature of envoyproxy/ratelimit is answered as that service answers, byte for byte.
+"""The responses for a configuration with every feature of envoyproxy/ratelimit equal that service's, byte for byte.
 
-The answer has more: the key `headgate` of the metadata, header fields, and the body of a refusal.
+They have more: the key `headgate` of the metadata, header fields, and the body of a refusal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headgate.protos import RateLimitResponse
 from tests.server.process.service import Service, service
 from tests.server.rls.conftest import PATH
 from tests.server.rls.envoys import EXAMPLES
-from tests.server.rls.messages import OK, OVER_LIMIT, answered, asked, descriptor
+from tests.server.rls.messages import OK, OVER_LIMIT, answered, descriptor, encoded
 
 ALL = 2**32 - 1
 NONE = (OK, None, 0)
@@ -25,7 +25,6 @@ NONE = (OK, None, 0)
 
 
 def of(remaining: int, number: int, unit: str = "YEAR", name: str = "", code: int = OK) -> tuple[int, Any, int]:
-    """Return a status with a limit."""
     return code, (number, Unit[unit], name), remaining
 
 
@@ -34,8 +33,6 @@ def over(number: int, unit: str = "YEAR", name: str = "") -> tuple[int, Any, int
 
 
 class Step(NamedTuple):
-    """One request, and its answer."""
-
     descriptors: list[Any]
     statuses: list[tuple[int, Any, int]]
     metadata: dict[str, Any] | None = None
@@ -64,9 +61,7 @@ STEPS = {
         Step([[("message_type", "billing"), ("to_number", "1")]], [of(3, 4, "DAY")]),
         Step([[("message_type", "billing")]], [NONE]),
     ],
-    "shadow mode": [
-        *[Step([TRIAL], [of(left, 3)], {"trial": True}) for left in (2, 1, 0, 0)],
-    ],
+    "shadow mode": [*[Step([TRIAL], [of(left, 3)], {"trial": True}) for left in (2, 1, 0, 0)]],
     "a limit that replaces others of its request, and metadata of several, of which the first counts": [
         Step(
             [[("remote_address", "198.51.100.8")], [("user", "vip")]], [NONE, of(14, 15, name="vip")], {"owner": "vips"}
@@ -129,7 +124,7 @@ def test_every_feature_is_answered_as_envoyproxy_ratelimit_answers_it(running: S
         for feature, steps in STEPS.items():
             for step in steps:
                 before = time()
-                found = answered(ask(asked(step.domain, *step.descriptors, hits_addend=step.hits)))
+                found = answered(ask(encoded(step.domain, *step.descriptors, hits_addend=step.hits)))
                 expected = answer_of(step)
                 for status, due in zip(found.statuses, expected.statuses, strict=True):
                     if due.HasField("current_limit"):
@@ -148,26 +143,25 @@ def test_every_feature_is_answered_as_envoyproxy_ratelimit_answers_it(running: S
 
 
 def answer_of(step: Step) -> Any:
-    """Return what that service sends, but for the time until the reset."""
     answer: Any = RateLimitResponse(overall_code=step.code)
     for code, limit, remaining in step.statuses:
         status = answer.statuses.add(code=code, limit_remaining=remaining)
         if limit is not None:
             status.current_limit.requests_per_unit, status.current_limit.unit, status.current_limit.name = limit
-    told: dict[str, Any] = {"domain": step.domain, "descriptors": [_echo(each) for each in step.descriptors]}
-    told |= {"hitsAddend": step.hits} if step.hits else {}
-    told |= {"metadata": step.metadata} if step.metadata else {}
-    answer.dynamic_metadata.update(told)
+    echoed: dict[str, Any] = {"domain": step.domain, "descriptors": [_echo(each) for each in step.descriptors]}
+    echoed |= {"hitsAddend": step.hits} if step.hits else {}
+    echoed |= {"metadata": step.metadata} if step.metadata else {}
+    answer.dynamic_metadata.update(echoed)
     return answer
 
 
 def _echo(given: Any) -> dict[str, Any]:
     made = given if isinstance(given, dict) else descriptor(*given)
-    told: dict[str, Any] = {"entries": [f"{entry['key']}={entry['value']}" for entry in made["entries"]]}
+    echoed: dict[str, Any] = {"entries": [f"{entry['key']}={entry['value']}" for entry in made["entries"]]}
     if "limit" in made:
         unit = made["limit"]["unit"]
         known = 7 if unit is Unit.WEEK else unit.name  # Envoy's protocol has no name for it here
-        told["limit"] = f"requests_per_unit:{made['limit']['requests_per_unit']} unit:{known}"
+        echoed["limit"] = f"requests_per_unit:{made['limit']['requests_per_unit']} unit:{known}"
     if "hits_addend" in made:
-        told["hitsAddend"] = made["hits_addend"]["value"]
-    return told
+        echoed["hitsAddend"] = made["hits_addend"]["value"]
+    return echoed

@@ -1,4 +1,4 @@
-"""A client of a server that it knows nothing about: it learns everything from reflection, as grpcurl does."""
+"""A client that learns all methods by reflection, like grpcurl."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ class Client:
         return GetMessageClass(self._pool.FindMessageTypeByName(name))
 
     def learn(self, symbol: str) -> Any:
-        """Return the descriptor of a service."""
         (answer,) = self.reflect({"file_containing_symbol": symbol})
         files = [FileDescriptorProto.FromString(raw) for raw in answer.file_descriptor_response.file_descriptor_proto]
         assert files, answer
@@ -79,7 +78,6 @@ class Client:
 
 
 def _in_order(files: list[FileDescriptorProto]) -> list[FileDescriptorProto]:
-    """Each file after those that it imports."""
     named, ordered = {file.name: file for file in files}, dict[str, FileDescriptorProto]()
 
     def add(file: FileDescriptorProto) -> None:

@@ -1,4 +1,4 @@
-"""The native service, called without a wire."""
+"""The native gRPC service, called without a wire."""
 
 from __future__ import annotations
 
@@ -59,22 +59,8 @@ def call(service: Service, method: str = "CheckRateLimit", /, **fields: Any) -> 
 
 
 def call_within(seconds: float | None, service: Service, method: str = "CheckRateLimit", /, **fields: Any) -> Any:
-    asked, answered = (message_class(f"headgate.v1.{kind}") for kind in KINDS[method])
-    return answered.FromString(raw(service, method, asked(**fields).SerializeToString(), timeout=seconds))
-
-
-def test_the_documented_fields_are_there_by_name_and_meaning(service: Service) -> None:
-    """Seed 000: CheckRequest and CheckResponse."""
-    asked = {"identifier": "12345", "dimension": "USER", "endpoint": "/orders", "cost": 2, "timestamp": START}
-    answer = call(service, method="POST", **asked)
-    facts = (answer.allowed, answer.current_count, answer.limit, answer.remaining, answer.reset_at, answer.retry_after)
-    assert facts == (True, 2, 3, 1, START + 20, 0)
-    assert (answer.rule_id, answer.state, answer.degraded, answer.matched) == ("orders-user", 0, False, True)
-    refused = call(service, method="POST", **asked)
-    assert (refused.allowed, refused.retry_after, refused.state) == (False, 20, 2)
-    assert [(limit.rule_id, limit.allowed, limit.retry_after) for limit in refused.limits] == [
-        ("orders-user", False, 20)
-    ]
+    request, answered = (message_class(f"headgate.v1.{kind}") for kind in KINDS[method])
+    return answered.FromString(raw(service, method, request(**fields).SerializeToString(), timeout=seconds))
 
 
 @pytest.mark.parametrize(
@@ -85,6 +71,7 @@ def test_the_documented_fields_are_there_by_name_and_meaning(service: Service) -
         ({"principal": {"user": "u1"}, "endpoint": "/orders", "method": "POST"}, {"remaining": 2}),
         (ORDER | {"principal": {"ip": "203.0.113.9"}}, {"rule_id": "orders-user", "remaining": 2}),
         (ORDER | {"principal": {"user": "u1"}}, {"remaining": 2}),
+        ({"principal": {"user": "u9"}, "rule_id": "rule_001"}, {"rule_id": "rule_001", "remaining": 999}),
         ({"identifier": "203.0.113.9", "dimension": "IP"}, {"rule_id": "all-ip", "remaining": 4}),
         ({"identifier": "192.0.2.7", "dimension": "IP"}, {"allowed": False, "retry_after": 0, "state": 2}),
         ({"identifier": "ak", "dimension": "API_KEY", "endpoint": "/search", "cost": 9}, {"state": 1}),
@@ -96,46 +83,50 @@ def test_the_documented_fields_are_there_by_name_and_meaning(service: Service) -
         (ORDER | {"timestamp": START * 1000, "tier": "gold", "attributes": {"a": "b"}}, {"remaining": 2}),
     ],
 )
-def test_what_is_asked_is_answered(service: Service, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_checks_in_all_forms_are_decided(service: Service, fields: dict[str, Any], expected: dict[str, Any]) -> None:
     answer = call(service, **fields)
     assert {name: getattr(answer, name) for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("method", "fields", "told"),
-    [
-        ("CheckRateLimit", {"identifier": "u1"}, "dimension says"),
-        ("CheckRateLimit", {"dimension": "IP"}, "identifier is empty"),
+def test_misuse_is_refused_with_a_correction(service: Service) -> None:
+    mistakes: list[tuple[str, dict[str, Any], str]] = [
+        *[(method, {}, "names no client") for method in ("CheckRateLimit", "ResetLimit")],
+        *[
+            (method, {"identifier": "u1"}, "dimension is missing")
+            for method in ("CheckRateLimit", "GetRemainingQuota", "ResetLimit")
+        ],
+        *[(method, ORDER | {"timestamp": 5}, "timestamp") for method in ("CheckRateLimit", "GetRemainingQuota")],
+        *[("CheckRateLimitBatch", {"requests": [{}] * count}, "1 to 1000") for count in (0, 1001)],
+        *[
+            ("RefundCharge", ORDER | {"charge": charge}, complaint)
+            for charge, complaint in (("", "charge is missing"), ("x", "a charge must be the text"))
+        ],
+        ("CheckRateLimit", {"dimension": "IP"}, "identifier is missing"),
         ("CheckRateLimit", {"identifier": "u1", "dimension": 9}, "not 9"),
-        ("CheckRateLimit", ORDER | {"principal": {"user": "u2"}}, "different"),
-        ("CheckRateLimit", {"rule_id": "rule_001"}, "counts by user: say by which"),
-        ("CheckRateLimit", BY_RULE | {"principal": {"user": "u2"}}, "dimension says"),
+        ("CheckRateLimit", {"rule_id": "rule_001"}, "counts by user: the request must have that"),
+        ("CheckRateLimit", BY_RULE | {"principal": {"user": "u2"}}, "dimension is missing"),
         ("CheckRateLimit", BY_RULE | {"dimension": "IP"}, "counts by user"),
+        ("CheckRateLimit", ORDER | {"principal": {"user": "u2"}}, "different"),
         ("CheckRateLimit", ORDER | {"cost": 4}, "could never pass"),
         ("CheckRateLimit", ORDER | {"cost": -1}, "cost"),
-        ("CheckRateLimit", ORDER | {"timestamp": 5}, "timestamp"),
         ("CheckRateLimit", ORDER | {"endpoint": "/a/../b"}, "path"),
         ("CheckRateLimit", ORDER | {"idempotency_key": "x" * 513}, "idempotency key"),
-        ("GetRemainingQuota", ORDER | {"timestamp": 5}, "timestamp"),
-        ("GetRemainingQuota", {"identifier": "u1"}, "dimension says"),
-        ("ResetLimit", {"identifier": "u1"}, "dimension says"),
-        ("CheckRateLimitBatch", {}, "1 to 1000"),
-        ("CheckRateLimitBatch", {"requests": [{}] * 1001}, "1 to 1000"),
-        ("CheckRateLimit", {}, "does not say who asks"),
-        ("ResetLimit", {}, "does not say who asks"),
-    ],
-)
-def test_misuse_says_what_would_be_right(service: Service, method: str, fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(RpcError, match=told) as caught:
-        call(service, method, **fields)
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    ]
+    for method, fields, complaint in mistakes:
+        with pytest.raises(RpcError, match=complaint) as caught:
+            call(service, method, **fields)
+        assert caught.value.code is StatusCode.INVALID_ARGUMENT, (method, fields)
 
 
-def test_an_unknown_rule_can_be_an_error() -> None:
-    with serving(RULES.replace("version: 1", "version: 1\nunknown_rule: error")) as service:
+def test_unknown_rules_are_not_reset_and_can_be_an_error(service: Service) -> None:
+    with pytest.raises(RpcError, match="rule 'nowhere' does not exist") as caught:
+        call(service, "ResetLimit", identifier="u1", rule_id="nowhere")
+    assert caught.value.code is StatusCode.NOT_FOUND
+    assert not call(service, "ResetLimit", **ORDER | {"endpoint": "/elsewhere"}).success
+    with serving(RULES.replace("version: 1", "version: 1\nunknown_rule: error")) as strict:
         for method in ("CheckRateLimit", "GetRemainingQuota", "ResetLimit"):
             with pytest.raises(RpcError, match="nowhere") as caught:
-                call(service, method, identifier="u", rule_id="nowhere")
+                call(strict, method, identifier="u", rule_id="nowhere")
             assert caught.value.code is StatusCode.NOT_FOUND
 
 
@@ -148,35 +139,11 @@ def test_quota_takes_nothing_and_reset_forgets(service: Service, fields: dict[st
     assert call(service, "GetRemainingQuota", **fields).remaining == limit
 
 
-def test_what_does_not_exist_is_not_reset(service: Service) -> None:
-    with pytest.raises(RpcError, match="rule 'nowhere' does not exist") as caught:
-        call(service, "ResetLimit", identifier="u1", rule_id="nowhere")
-    assert caught.value.code is StatusCode.NOT_FOUND
-    assert not call(service, "ResetLimit", **ORDER | {"endpoint": "/elsewhere"}).success
-
-
-def test_the_reset_of_one_user_leaves_the_limits_that_all_share() -> None:
-    rules = """
-    version: 1
-    rules:
-      - {id: glob, dimension: global, limit: 2, window: 1h}
-      - {id: mine, limit: 2, window: 1h}
-    """
-    alice, bob = ({"identifier": name, "dimension": "USER", "endpoint": "/glob"} for name in ("alice", "bob"))
-    with serving(rules) as service:
-        for _ in range(2):
-            call(service, **alice)
-        answer = call(service, "ResetLimit", **alice)
-        assert (answer.success, answer.rules, answer.shared) == (True, ["mine"], ["glob"])
-        assert not call(service, **bob).allowed
-        answer = call(service, "ResetLimit", identifier="anybody", rule_id="glob")
-        assert (answer.success, answer.rules, answer.shared) == (True, ["glob"], [])
-        assert call(service, **bob).allowed
-
-
-def test_one_rule_can_be_asked_about_a_principal_that_is_named(service: Service) -> None:
-    answer = call(service, principal={"user": "u9"}, rule_id="rule_001")
-    assert (answer.rule_id, answer.remaining) == ("rule_001", 999)
+def test_the_reset_of_one_user_leaves_the_limits_that_all_share(service: Service) -> None:
+    answer = call(service, "ResetLimit", identifier="u1", dimension="USER", endpoint="/global")
+    assert (answer.success, answer.rules, answer.shared) == (False, [], ["everybody"])
+    answer = call(service, "ResetLimit", identifier="u1", rule_id="everybody")
+    assert (answer.success, answer.rules, answer.shared) == (True, ["everybody"], [])
 
 
 def test_a_request_that_is_sent_again_is_counted_once(service: Service) -> None:
@@ -184,12 +151,18 @@ def test_a_request_that_is_sent_again_is_counted_once(service: Service) -> None:
     assert [call(service, idempotency_key="k", **BY_RULE).remaining for _ in range(3)] == [999] * 3
 
 
-def test_a_batch_has_a_result_for_each_in_order(service: Service) -> None:
+def test_a_batch_has_a_result_for_each_in_order_and_counts_for_all_of_them(service: Service) -> None:
     requests = [ORDER, {"identifier": "u1"}, BY_RULE, ORDER, ORDER, ORDER]
     results = call(service, "CheckRateLimitBatch", requests=requests).results
     assert [result.WhichOneof("result") for result in results] == ["response", "error", *["response"] * 4]
     assert [result.response.remaining for result in results] == [2, 0, 999, 1, 0, 0]
     assert (results[1].error.code, results[5].response.allowed) == (StatusCode.INVALID_ARGUMENT, False)
+    charged: list[int] = []
+    methods = rpc.methods(service.decisions, service.readiness, admit_more=lambda requests, _: charged.append(requests))
+    message = message_class("headgate.v1.CheckBatchRequest")(requests=[ORDER] * 5).SerializeToString()
+    method = methods.unary[b"/headgate.v1.RateLimiter/CheckRateLimitBatch"]
+    assert service.run(lambda: answer_of(method, UnaryCall(message)))
+    assert charged == [4]
 
 
 def test_a_key_in_the_metadata_is_for_a_batch_as_a_whole(service: Service) -> None:
@@ -202,7 +175,7 @@ def test_a_key_in_the_metadata_is_for_a_batch_as_a_whole(service: Service) -> No
         assert [result.response.remaining for result in results] == [2, 1]
 
 
-def test_while_the_store_is_away_checks_are_degraded_and_resets_unavailable() -> None:
+def test_while_the_store_is_down_checks_are_degraded_and_resets_unavailable() -> None:
     with serving(store=f"redis://127.0.0.1:{free_port()}/0") as service:
         answer = call(service, **ORDER)
         assert (answer.allowed, answer.degraded, answer.reason) == (True, True, "storage_unavailable")
@@ -211,7 +184,7 @@ def test_while_the_store_is_away_checks_are_degraded_and_resets_unavailable() ->
         assert caught.value.code is StatusCode.UNAVAILABLE
 
 
-def test_a_decision_waits_for_the_store_as_long_as_its_caller_says_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_waits_for_the_store_as_long_as_its_deadline_permits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.engine.base.LONGEST_MS", 60_000)
     with (
         redis_server() as redis,
@@ -228,36 +201,17 @@ def test_a_decision_waits_for_the_store_as_long_as_its_caller_says_it_waits(monk
         assert (hurried.remaining, call(service, **ORDER).allowed) == (1, False), "all three were counted"
 
 
-def test_a_caller_that_does_not_wait_at_all_does_not_make_the_store_look_away() -> None:
+def test_a_caller_without_time_does_not_make_the_store_look_down() -> None:
     with redis_server() as redis, serving(LASTING, store=f"redis://127.0.0.1:{redis.port}/0?timeout=60") as service:
         call(service, **ORDER)
         decisions = service.decisions
-        hurried = decisions.in_time(0.0001).engine
-        assert hurried is decisions.in_time(0.015).engine, "it has as long as Envoy"
-        assert hurried is not decisions.in_time(None).engine
-
-
-def test_places_in_a_queue_and_shadow_rules_are_told(service: Service) -> None:
-    queue = {"identifier": "u", "dimension": "USER", "endpoint": "/queue"}
-    assert [call(service, **queue).delay for _ in range(3)] == [0.0, 1.0, 2.0]
-    answers = [call(service, **queue | {"endpoint": "/trial"}) for _ in range(2)]
-    assert [(answer.shadow[0].rule_id, answer.shadow[0].allowed) for answer in answers] == [
-        ("trial", True),
-        ("trial", False),
-    ]
-
-
-def test_a_batch_counts_for_all_that_it_asks(service: Service) -> None:
-    charged: list[int] = []
-    methods = rpc.methods(service.decisions, service.readiness, admit_more=lambda requests, _: charged.append(requests))
-    message = message_class("headgate.v1.CheckBatchRequest")(requests=[ORDER] * 5).SerializeToString()
-    method = methods.unary[b"/headgate.v1.RateLimiter/CheckRateLimitBatch"]
-    assert service.run(lambda: answer_of(method, UnaryCall(message)))
-    assert charged == [4]
+        hurried = decisions.in_time(0.0001)
+        assert hurried is decisions.in_time(0.015), "it has as long as Envoy"
+        assert hurried is not decisions.in_time(None)
 
 
 @pytest.mark.parametrize(
-    ("method", "api", "asked"),
+    ("method", "api", "fields"),
     [
         ("CheckRateLimit", "grpc_check", ORDER),
         ("GetRemainingQuota", "grpc_quota", BY_RULE),
@@ -265,9 +219,9 @@ def test_a_batch_counts_for_all_that_it_asks(service: Service) -> None:
         ("CheckRateLimitBatch", "grpc_batch", {"requests": [ORDER]}),
     ],
 )
-def test_every_call_is_counted_by_its_name(service: Service, method: str, api: str, asked: dict[str, Any]) -> None:
+def test_every_call_is_counted_by_its_name(service: Service, method: str, api: str, fields: dict[str, Any]) -> None:
     assert node.APIS[f"/headgate.v1.RateLimiter/{method}".encode()] == api
-    call(service, method, **asked)
+    call(service, method, **fields)
     with pytest.raises(RpcError):
         raw(service, method, b"\xff")
     metrics = service.decisions.recorder.metrics()[1].decode()
@@ -292,18 +246,11 @@ def test_any_bytes_are_answered_or_an_invalid_argument(message: bytes, method: s
         assert code in {StatusCode.OK, StatusCode.INVALID_ARGUMENT}
 
 
-@pytest.mark.parametrize("asked", [ORDER, BY_RULE])
-def test_what_a_check_took_is_given_back(service: Service, asked: dict[str, Any]) -> None:
-    before = call(service, "GetRemainingQuota", **asked).remaining
-    assert call(service, **asked).charge == ""
-    charge = call(service, **asked, refundable=True).charge
-    assert call(service, "RefundCharge", **asked, charge=charge).remaining == before - 1
-    batch = call(service, "CheckRateLimitBatch", requests=[asked | {"refundable": True}])
+@pytest.mark.parametrize("fields", [ORDER, BY_RULE])
+def test_a_charge_is_refunded(service: Service, fields: dict[str, Any]) -> None:
+    before = call(service, "GetRemainingQuota", **fields).remaining
+    assert call(service, **fields).charge == ""
+    charge = call(service, **fields, refundable=True).charge
+    assert call(service, "RefundCharge", **fields, charge=charge).remaining == before - 1
+    batch = call(service, "CheckRateLimitBatch", requests=[fields | {"refundable": True}])
     assert batch.results[0].response.charge
-
-
-@pytest.mark.parametrize(("charge", "told"), [("", "charge is missing"), ("x", "a charge is the text that came with")])
-def test_what_is_not_a_charge_is_refused(service: Service, charge: str, told: str) -> None:
-    with pytest.raises(RpcError, match=told) as refused:
-        call(service, "RefundCharge", **ORDER, charge=charge)
-    assert refused.value.code is StatusCode.INVALID_ARGUMENT

@@ -1,4 +1,4 @@
-"""A listener in a thread of its own, for clients that block: sockets, programs, grpcio."""
+"""A listener in a thread, for blocking clients: sockets, programs, grpcio."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
@@ -18,11 +19,11 @@ from h2.connection import H2Connection
 from h2.events import Event, PingAckReceived, ResponseReceived, TrailersReceived
 from h2.settings import SettingCodes, Settings
 
-from headgate.server.wire.admission import Admit
-from headgate.server.wire.grpc.calls import Methods
+from headgate.server.wire.admission import Admit, NotAdmitted
+from headgate.server.wire.grpc.calls import Methods, StatusCode, UnaryCall
 from headgate.server.wire.limits import DEFAULT, WireLimits
 from headgate.server.wire.listener import Listener
-from headgate.server.wire.messages import HttpRequest, HttpResponse
+from headgate.server.wire.messages import Headers, HttpRequest, HttpResponse, Peer
 from headgate.server.wire.tls import Tls
 
 T = TypeVar("T")
@@ -32,27 +33,22 @@ PATIENCE = 60.0
 
 
 class Server:
-    """A listener, and the loop it runs in."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop, listener: Listener) -> None:
         self.loop, self.listener = loop, listener
 
-    def http(self, handler: Any = None, tls: Tls | None = None) -> int:
-        """Serve HTTP on a free port; return its number."""
-        bound = socket.create_server(("127.0.0.1", 0), backlog=512)
+    def http(self, handler: Any = None, tls: Tls | None = None, bound: socket.socket | None = None) -> int:
+        bound = bound or socket.create_server(("127.0.0.1", 0), backlog=512)
         port: int = bound.getsockname()[1]
         self.run(self.listener.serve_http(handler or echo, bound, tls))
         return port
 
     def grpc(self, methods: Methods, tls: Tls | None = None) -> int:
-        """Serve gRPC on a free port; return its number."""
         bound = socket.create_server(("127.0.0.1", 0), backlog=512)
         port: int = bound.getsockname()[1]
         self.run(self.listener.serve_grpc(methods, bound, tls))
         return port
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop of the listener."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE)
 
     def pass_time(self, seconds: float) -> None:
@@ -62,12 +58,11 @@ class Server:
             now = self.loop.time()
             for moment in (now, now + seconds):
                 for connection in list(self.listener._registry.connections):
-                    connection.look(moment)
+                    connection.enforce_timeouts(moment)
 
         self.run(look())
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Callable[[], T]:
-        """Begin to run a coroutine; what is returned waits for its end."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         return lambda: future.result(PATIENCE)
 
@@ -78,7 +73,6 @@ def serving(
     admit: Admit | None = None,
     new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
 ) -> Iterator[Server]:
-    """Run a listener without ports."""
     loop = new_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -98,23 +92,25 @@ async def _listener(limits: WireLimits, admit: Admit | None) -> Listener:
     return Listener(limits, admit)
 
 
-class Turnstile:
-    """Lets handlers wait until a test lets them go; awaited in the server's loop, opened from the test."""
-
+class Latch:
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._event = server.run(self._make())
+        self._event = asyncio.Event()
         self.entered = threading.Semaphore(0)
 
-    async def _make(self) -> asyncio.Event:
-        return asyncio.Event()
-
-    async def pass_through(self) -> None:
+    async def hold(self) -> None:
         self.entered.release()
         await self._event.wait()
 
+    async def answer(self, _: HttpRequest) -> HttpResponse:
+        await self.hold()
+        return HttpResponse(200, b"late")
+
+    async def call(self, call: UnaryCall) -> bytes:
+        await self.hold()
+        return call.message
+
     def wait(self, count: int = 1) -> None:
-        """Wait until so many are waiting."""
         for _ in range(count):
             assert self.entered.acquire(timeout=PATIENCE)
 
@@ -122,10 +118,46 @@ class Turnstile:
         self._server.loop.call_soon_threadsafe(self._event.set)
 
 
+class Admissions:
+    """Admits requests with the header ``please``, and records the calls of all connections and their end."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def admission(self, peer: Peer) -> RecordedAdmission:
+        self.seen.append(f"connect {peer.address}")
+        return RecordedAdmission(self.seen)
+
+
+class RecordedAdmission:
+    def __init__(self, seen: list[str]) -> None:
+        self._seen = seen
+        weakref.finalize(self, seen.append, "forget")
+
+    def admit(self, path: bytes, headers: Headers) -> NotAdmitted | None:
+        self._seen.append(f"admit {path.decode()}")
+        if (b"please", b"yes") in headers:
+            return None
+        return NotAdmitted(503, StatusCode.RESOURCE_EXHAUSTED, "Say please.", ((b"retry-after", b"1"),))
+
+    def hold(self) -> None:
+        self._seen.append("hold")
+
+    def release(self) -> None:
+        self._seen.append("release")
+
+    admit_stream, release_stream = admit, release
+
+
 async def echo(request: HttpRequest) -> HttpResponse:
-    """Answer with what was asked."""
     text = b" ".join([request.method, request.path, request.query, request.body])
     return HttpResponse(200, text, ((b"content-type", b"text/plain"),))
+
+
+@contextmanager
+def waiting(admit: Admit | None = None) -> Iterator[tuple[Server, Latch]]:
+    with serving(admit=admit) as server:
+        yield server, Latch(server)
 
 
 def connect(port: int) -> socket.socket:
@@ -146,7 +178,6 @@ def read_all(client: socket.socket) -> bytes:
 
 
 def read_responses(client: socket.socket, count: int = 1) -> bytes:
-    """Read so many responses that have a length."""
     data = b""
     while True:
         ends = [match.end() + int(match[1]) for match in re.finditer(rb"content-length: (\d+)\r\n\r\n", data)]
@@ -158,8 +189,6 @@ def read_responses(client: socket.socket, count: int = 1) -> bytes:
 
 
 class Http2Client:
-    """A connection that speaks HTTP/2, by the h2 package, and keeps its events."""
-
     def __init__(self, port: int, **settings: int) -> None:
         self.socket = connect(port)
         self.machine = H2Connection(H2Configuration(header_encoding="utf-8"))
@@ -182,19 +211,20 @@ class Http2Client:
     def ask(
         self, path: str, headers: Mapping[str, str] | None = None, *, method: str = "POST", end: bool = False
     ) -> int:
-        """Begin a request; return the number of its stream."""
-        stream = self.machine.get_next_available_stream_id()
-        fields = {":method": method, ":scheme": "http", ":authority": "api", ":path": path, **(headers or {})}
-        self.machine.send_headers(stream, list(fields.items()), end_stream=end)
+        stream = self.begin(path, headers or {}, method=method, end=end)
         self.flush()
         return stream
 
+    def begin(self, path: str, headers: Mapping[str, str], *, method: str = "POST", end: bool = False) -> int:
+        stream = self.machine.get_next_available_stream_id()
+        fields = {":method": method, ":scheme": "http", ":authority": "api", ":path": path, **headers}
+        self.machine.send_headers(stream, list(fields.items()), end_stream=end)
+        return stream
+
     def head(self, stream: int) -> dict[Any, Any]:
-        """Return the headers of a response, when they are there."""
         return dict(self.until(ResponseReceived, stream).headers)
 
     def trailers(self, stream: int) -> dict[Any, Any]:
-        """Return the trailers of a response, when they are there."""
         return dict(self.until(TrailersReceived, stream).headers)
 
     def send(self, stream: int, data: bytes, *, end: bool = False) -> None:
@@ -208,7 +238,6 @@ class Http2Client:
         self.until(PingAckReceived)
 
     def until(self, kind: type[E], stream: int | None = None) -> E:
-        """Read until something has happened."""
         while True:
             for event in self.events:
                 if isinstance(event, kind) and stream in {None, getattr(event, "stream_id", None)}:
@@ -220,7 +249,6 @@ class Http2Client:
 
 
 def curl(*arguments: str) -> str:
-    """Return what curl prints."""
     program = shutil.which("curl")
     assert program, "curl is needed: apt-get install curl"
     command = [program, "--silent", "--show-error", "--max-time", str(PATIENCE), *arguments]

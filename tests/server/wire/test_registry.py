@@ -1,9 +1,10 @@
-"""The connections of a process: watched by one timer, served in batches, none harmed by another's failure."""
+"""The registry of connections: one timer, batches, and isolated failures."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import pytest
 
@@ -11,24 +12,18 @@ from headgate.server.wire.limits import DEFAULT, WireLimits
 from headgate.server.wire.registry import ConnectionRegistry, Stopwatch
 
 
-def test_a_stopwatch_tells_how_long_a_state_has_lasted() -> None:
+def test_a_stopwatch_measures_how_long_a_state_has_lasted() -> None:
     watch = Stopwatch()
-    assert watch.lasted("idle", 10.0) == 0.0
-    assert watch.lasted("idle", 12.5) == 2.5
-    assert watch.lasted("busy", 13.0) == 0.0
-    assert watch.lasted("idle", 14.0) == 0.0
+    seen = [watch.seconds_in(*each) for each in (("idle", 10.0), ("idle", 12.5), ("busy", 13.0), ("idle", 14.0))]
+    assert seen == [0.0, 2.5, 0.0, 0.0]
 
 
 class Connected:
-    """Counts looks, and may fail at them."""
-
     def __init__(self, registry: ConnectionRegistry, error: Exception | None = None, held: int = 0) -> None:
-        self._registry, self._error = registry, error
-        self.held = held
-        self.looks = 0
-        self.is_aborted = False
+        self._registry, self._error, self.held = registry, error, held
+        self.looks, self.is_aborted = 0, False
 
-    def look(self, now: float) -> None:
+    def enforce_timeouts(self, now: float) -> None:
         assert now
         self.looks += 1
         if self._error is not None:
@@ -43,70 +38,52 @@ class Connected:
         self._registry.remove(self)
 
 
-def test_a_guest_that_cannot_be_looked_after_is_sent_away_and_the_others_stay(
+def registry_of(limits: WireLimits = DEFAULT) -> ConnectionRegistry:
+    return ConnectionRegistry(limits, None, asyncio.get_running_loop())
+
+
+async def seen(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not what():  # noqa: ASYNC110  it is looked at now and then
+            await asyncio.sleep(0.01)
+
+
+async def test_a_connection_that_cannot_be_looked_after_is_closed_and_the_others_stay(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def run() -> None:
-        registry = ConnectionRegistry(WireLimits(header_time=0.01), None, asyncio.get_running_loop())
-        bad, good = Connected(registry, LookupError("of all things")), Connected(registry)
-        for connection in (bad, good):
-            assert registry.add(connection)
-        while good.looks < 3:  # noqa: ASYNC110  it is looked at now and then
-            await asyncio.sleep(0.01)
-        assert bad.is_aborted
-        assert bad.looks == 1
-        assert not good.is_aborted
-        registry.close()
-        assert good.is_aborted
-
+    registry = registry_of(WireLimits(header_time=0.01))
+    bad, good = Connected(registry, LookupError("of all things")), Connected(registry)
+    assert registry.add(bad)
+    assert registry.add(good)
     with caplog.at_level(logging.ERROR):
-        asyncio.run(asyncio.wait_for(run(), 30))
-    assert "A connection failed" in caplog.text
+        await seen(lambda: good.looks >= 3)
+    assert (bad.is_aborted, bad.looks, good.is_aborted) == (True, 1, False)
+    registry.close()
+    assert good.is_aborted
+    assert "a connection failed" in caplog.text
 
 
-def test_the_date_goes_on() -> None:
-    async def run() -> None:
-        registry = ConnectionRegistry(WireLimits(header_time=0.01), None, asyncio.get_running_loop())
-        registry.date.set(0)
-        while b"1970" in registry.date.line:  # noqa: ASYNC110  that is what is tested
-            await asyncio.sleep(0.01)
-        registry.close()
-
-    asyncio.run(asyncio.wait_for(run(), 30))
-
-
-async def test_there_is_room_for_so_many() -> None:
-    registry = ConnectionRegistry(WireLimits(connections=1), None, asyncio.get_running_loop())
-    first, second = Connected(registry), Connected(registry)
-    assert registry.add(first)
-    assert not registry.add(second)
-    registry.remove(first)
-    assert registry.add(second)
+async def test_the_date_is_updated() -> None:
+    registry = registry_of(WireLimits(header_time=0.01))
+    registry.date.set(0)
+    await seen(lambda: b"1970" not in registry.date.line)
     registry.close()
 
 
-def test_those_that_hold_the_most_memory_are_closed_when_there_is_too_little_for_all(
+async def test_connections_that_hold_the_most_memory_are_closed_beyond_the_bound(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def run() -> list[int]:
-        registry = ConnectionRegistry(WireLimits(header_time=0.01, held_bytes=1000), None, asyncio.get_running_loop())
-        connections = [Connected(registry, held=held) for held in (10, 500, 20, 400, 300, 0)]
-        for connection in connections:
-            assert registry.add(connection)
-        while connections[0].looks < 3:  # noqa: ASYNC110  it is looked at now and then
-            await asyncio.sleep(0.01)
-        stayed = [connection.held for connection in connections if not connection.is_aborted]
-        registry.close()
-        return stayed
-
+    registry = registry_of(WireLimits(header_time=0.01, held_bytes=1000))
+    connections = [Connected(registry, held=held) for held in (10, 500, 20, 400, 300, 0)]
+    assert all(map(registry.add, connections))
     with caplog.at_level(logging.WARNING):
-        assert asyncio.run(asyncio.wait_for(run(), 30)) == [10, 20, 300, 0]
-    assert "closed the 2 connections that held the most memory" in caplog.text
+        await seen(lambda: connections[0].looks >= 3)
+    assert [connection.held for connection in connections if not connection.is_aborted] == [10, 20, 300, 0]
+    registry.close()
+    assert "closed the 2 connections that used the most memory" in caplog.text
 
 
 class Batched:
-    """A connection that notes what it is told."""
-
     def __init__(self, name: str, notes: list[str], *, fails: str = "") -> None:
         self._name, self._notes, self._fails = name, notes, fails
 
@@ -125,48 +102,27 @@ class Batched:
         self._notes.append(f"abort {self._name}")
 
 
-async def turns(notes: list[str], *connections: Batched) -> None:
-    registry = ConnectionRegistry(DEFAULT, None, asyncio.get_running_loop())
-    try:
-        for connection in connections:
-            registry.serve_soon(connection)
-        assert notes == []
-        await asyncio.sleep(0)
-    finally:
-        registry.close()
-
-
-def test_all_are_served_before_any_is_flushed() -> None:
-    notes: list[str] = []
-    asyncio.run(turns(notes, Batched("a", notes), Batched("b", notes)))
-    assert notes == ["serve a", "serve b", "flush a", "flush b"]
-
-
 @pytest.mark.parametrize(
-    ("fails", "seen"),
+    ("fails", "noted"),
     [
-        ("serve", ["serve a", "abort a", "serve b", "flush a", "flush b"]),
-        ("flush", ["serve a", "serve b", "flush a", "abort a", "flush b"]),
+        ("", "serve a, serve b, flush a, flush b"),
+        ("serve", "serve a, abort a, serve b, flush a, flush b"),
+        ("flush", "serve a, serve b, flush a, abort a, flush b"),
     ],
 )
-def test_one_that_fails_is_closed_and_the_others_are_served(
-    fails: str, seen: list[str], caplog: pytest.LogCaptureFixture
+async def test_all_are_served_before_any_is_flushed_and_one_that_fails_is_closed(
+    fails: str, noted: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     notes: list[str] = []
+    registry = registry_of()
     with caplog.at_level(logging.ERROR):
-        asyncio.run(turns(notes, Batched("a", notes, fails=fails), Batched("b", notes)))
-    assert notes == seen
-    assert "A connection failed" in caplog.text
-    assert "this one is broken" in caplog.text
-
-
-async def test_a_turn_is_followed_by_another() -> None:
-    notes: list[str] = []
-    registry = ConnectionRegistry(DEFAULT, None, asyncio.get_running_loop())
-    try:
-        for name in ("a", "b"):
-            registry.serve_soon(Batched(name, notes))
-            await asyncio.sleep(0)
-    finally:
-        registry.close()
-    assert notes == ["serve a", "flush a", "serve b", "flush b"]
+        registry.serve_soon(Batched("a", notes, fails=fails))
+        registry.serve_soon(Batched("b", notes))
+        assert notes == []
+        await asyncio.sleep(0)
+        assert notes == noted.split(", ")
+        registry.serve_soon(Batched("c", notes))  # another turn
+        await asyncio.sleep(0)
+    registry.close()
+    assert notes[-2:] == ["serve c", "flush c"]
+    assert ("a connection failed" in caplog.text, "this one is broken" in caplog.text) == (bool(fails), bool(fails))

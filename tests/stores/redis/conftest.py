@@ -15,6 +15,7 @@ from headgate.testing.blocking import Blocking
 from tests.clusters import RedisCluster, redis_cluster
 from tests.sentinels import RedisSentinels, redis_sentinels
 from tests.servers import RedisServer, redis_server
+from tests.stores.redis.script import Script
 
 IMMORTAL = "every key has a time to live after all tests"
 
@@ -24,6 +25,12 @@ def server() -> Iterator[RedisServer]:
     with redis_server() as server:
         yield server
         assert server.immortal() == [], IMMORTAL
+
+
+@pytest.fixture(scope="module")
+def script(server: RedisServer) -> Iterator[Script]:
+    with Script(server) as script:
+        yield script
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +58,6 @@ def sentinels() -> Iterator[RedisSentinels]:
 
 @pytest.fixture(params=["sync", "async"])
 def opened(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Store]]:
-    """Opens stores of either kind, and closes them after the test."""
     stores: list[Store] = []
 
     def open_one(address: str) -> Store:

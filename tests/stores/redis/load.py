@@ -1,4 +1,4 @@
-"""Callers that ask a store all the time, threads or tasks, and what they were told."""
+"""Load of threads or tasks on a store, and its decisions and errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
+import pytest
 from redis.crc import key_slot
 
-from headgate.core.algorithms import Algorithm
-from headgate.core.decision import Decision
-from headgate.core.errors import StoreError
+from headgate import Algorithm, Decision, Quota, StoreError, open_async_store, open_store
 from headgate.core.plan import Call, Limit, Plan, Verb
-from headgate.core.quota import Quota
-from headgate.stores import open_async_store, open_store
 from headgate.stores.base import AsyncStore, Store
 from headgate.stores.redis.script import key_of
 from headgate.testing.conformance import family
@@ -34,10 +31,12 @@ AGES_US = 3650 * 24 * 3600 * 1_000_000
 """A window that does not end, and in which less than one unit comes back, while a test runs."""
 KINDS = {"threads": 8, "tasks": 32}
 """Kinds of callers, and how many of them."""
+async_only = pytest.mark.parametrize("opened", ["async"], indirect=True)
+"""For tests with a cluster of their own, of what stores of both kinds share."""
 
 
-class Told(NamedTuple):
-    """What a caller was told, about which of the plans, and when; in seconds."""
+class Outcome(NamedTuple):
+    """A decision or error: of which plan, and when it began and ended, in seconds."""
 
     number: int
     began: float
@@ -46,11 +45,11 @@ class Told(NamedTuple):
 
 
 class Load:
-    """Callers at work. Caller n asks for plan n, n + callers ... in turn, and again."""
+    """Callers at work. Caller n checks plan n, n + callers ... in turn, and again."""
 
     def __init__(self, plans: Sequence[Plan], pause: float) -> None:
         self.plans, self.pause = plans, pause
-        self.history: list[Told] = []
+        self.history: list[Outcome] = []
         self._over = threading.Event()
         self._callers: list[Future[None]] = []
 
@@ -68,9 +67,8 @@ class Load:
         for caller in self._callers:
             caller.result(GIVE_UP)
 
-    def since(self, moment: float) -> list[Told]:
-        """Return what those were told who began to ask after `moment`."""
-        return [told for told in self.history if told.began >= moment]
+    def since(self, moment: float) -> list[Outcome]:
+        return [outcome for outcome in self.history if outcome.began >= moment]
 
     def until_answered(
         self, numbers: Iterable[int], count: int = 1, seconds: float | None = None, since: float | None = None
@@ -87,36 +85,41 @@ class Load:
             assert time.monotonic() < give_up, f"no decisions about {missing}"
             news = self.history[at:]
             at += len(news)
-            for told in news:
-                if told.number in missing and told.began >= began and is_decided(told.answer):
-                    missing[told.number] -= 1
-                    if not missing[told.number]:
-                        del missing[told.number]
+            for outcome in news:
+                if outcome.number in missing and outcome.began >= began and is_decided(outcome.answer):
+                    missing[outcome.number] -= 1
+                    if not missing[outcome.number]:
+                        del missing[outcome.number]
                     if seconds is None:
                         give_up = time.monotonic() + GIVE_UP
             time.sleep(0.01)
 
     def errors(self, numbers: Iterable[int] | None = None) -> list[StoreError]:
         wanted = range(len(self.plans)) if numbers is None else set(numbers)
-        return [told.answer for told in self.history if isinstance(told.answer, StoreError) and told.number in wanted]
+        return [each.answer for each in self.history if isinstance(each.answer, StoreError) and each.number in wanted]
 
     def decisions(self, number: int) -> list[Decision]:
-        return [told.answer for told in self.history if told.number == number and isinstance(told.answer, Decision)]
+        return [each.answer for each in self.history if each.number == number and isinstance(each.answer, Decision)]
 
     def admitted(self, number: int) -> int:
         """How many were admitted by the store, not by what stood in for it."""
         return sum(decision.allowed and not decision.degraded for decision in self.decisions(number))
 
+    @contextlib.contextmanager
+    def _call(self, number: int) -> Iterator[list[Decision]]:
+        """Note the decision that is put into the list, or the error."""
+        began, answers = time.monotonic(), list[Any]()
+        try:
+            yield answers
+        except StoreError as error:
+            answers.append(error)
+        self.history.append(Outcome(number, began, time.monotonic(), answers[0]))
+
     def _thread(self, store: Store, first: int, callers: int) -> None:
         while not self._over.is_set():
             for number in range(first, len(self.plans), callers):
-                began = time.monotonic()
-                answer: Decision | StoreError
-                try:
-                    answer = store.run(Call(Verb.CHECK, self.plans[number]))
-                except StoreError as error:
-                    answer = error
-                self.history.append(Told(number, began, time.monotonic(), answer))
+                with self._call(number) as answers:
+                    answers.append(store.run(Call(Verb.CHECK, self.plans[number])))
                 self._over.wait(self.pause)
 
     async def _tasks(self, store: AsyncStore, callers: int) -> None:
@@ -130,19 +133,13 @@ class Load:
     async def _task(self, store: AsyncStore, first: int, callers: int) -> None:
         while not self._over.is_set():
             for number in range(first, len(self.plans), callers):
-                began = time.monotonic()
-                answer: Decision | StoreError
-                try:
-                    answer = await store.run(Call(Verb.CHECK, self.plans[number]))
-                except StoreError as error:
-                    answer = error
-                self.history.append(Told(number, began, time.monotonic(), answer))
+                with self._call(number) as answers:
+                    answers.append(await store.run(Call(Verb.CHECK, self.plans[number])))
                 await asyncio.sleep(self.pause)
 
 
 @contextlib.contextmanager
 def load(store: Store | AsyncStore, plans: Sequence[Plan], callers: int, pause: float = 0.005) -> Iterator[Load]:
-    """Callers for the length of a with block; the store is closed after it."""
     asked = Load(plans, pause)
     with ThreadPoolExecutor(callers) as pool:
         asked.start(pool, store, callers)
@@ -155,13 +152,11 @@ def load(store: Store | AsyncStore, plans: Sequence[Plan], callers: int, pause: 
 
 
 def store_for(kind: str, address: str) -> Any:
-    """Return a store for callers of a kind."""
     return open_store(address) if kind == "threads" else open_async_store(address)
 
 
-def resumed(call: Callable[[], Decision]) -> Decision:
-    """Return what `call` returns once it raises no StoreError any more."""
-    found: list[Decision] = []
+def resumed(call: Callable[[], Any], seconds: float = RESUME) -> Any:
+    found: list[Any] = []
 
     def seen() -> bool:
         try:
@@ -170,12 +165,11 @@ def resumed(call: Callable[[], Decision]) -> Decision:
             return False
         return True
 
-    until(seen, "decisions resume", RESUME)
+    until(seen, "decisions resume", seconds)
     return found[0]
 
 
 def is_decided(answer: Decision | StoreError) -> bool:
-    """Did the store itself decide?"""
     return isinstance(answer, Decision) and not answer.degraded
 
 
@@ -185,12 +179,11 @@ def lasting(limit: int, algorithm: Algorithm = Algorithm.FIXED_WINDOW) -> Quota:
 
 
 def slot_of(limit: Limit) -> int:
-    """Return the slot of a limit, computed by somebody else."""
+    """Return the slot of a limit, computed by another library."""
     return key_slot(key_of(limit.space, limit.principal))
 
 
 def plans_on(node: RedisServer, count: int, limit: int) -> list[Plan]:
-    """Return so many plans of one limit that live on `node`."""
     limits, owned = family(lasting(limit)), slots_of(node)
     plans = (limits.plan(f"user-{number}") for number in range(1_000_000))
     return list(islice((plan for plan in plans if slot_of(plan[0]) in owned), count))

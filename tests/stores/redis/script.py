@@ -7,8 +7,7 @@ from typing import Self
 
 import hiredis
 
-from headgate.core.decision import Decision
-from headgate.core.errors import StoreError
+from headgate import Decision, StoreError
 from headgate.core.plan import Call, Charge, Plan, Verb
 from headgate.stores.redis import script
 from headgate.stores.redis.address import Address
@@ -19,8 +18,6 @@ ADDRESS = Address()
 
 
 class Script:
-    """A connection to `server`, for a with block."""
-
     def __init__(self, server: RedisServer) -> None:
         self._server = server
 
@@ -34,7 +31,6 @@ class Script:
         self._socket.close()
 
     def converse(self, sent: bytes) -> object:
-        """Send one command, and return its reply."""
         self._socket.sendall(sent)
         while (reply := self._reader.gets()) is False:
             self._reader.feed(self._socket.recv(65_536))
@@ -43,7 +39,6 @@ class Script:
         return reply
 
     def run_all(self, calls: list[Call], now: int | None) -> list[Decision | StoreError]:
-        """Make several calls by one call of the script."""
         queries = [script.query(call) for call in calls]
         return script.decisions(self.converse(script.evaluation(queries, now)), queries, ADDRESS)
 

@@ -1,6 +1,6 @@
-"""A store that is away from the start: who asks is answered, and only the first waits to find out.
+"""A store that is down from the start: callers get decisions, and only the first waits for a deadline.
 
-Three ways to be away: nobody listens, a server accepts and says nothing, and packets get no answer at all.
+It may be down in three ways: nothing listens, a server accepts and sends nothing, or packets get no answer.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate.core.errors import StoreUnavailable
+from headgate import AsyncFailoverStore, FailoverStore, Quota, StoreUnavailable
 from headgate.core.plan import Call, Verb
-from headgate.core.quota import Quota
-from headgate.stores.failover import AsyncFailoverStore, FailoverStore, Reason
-from headgate.stores.redis.address import parse
+from headgate.stores.failover import Reason
+from headgate.stores.redis.address import Address, Cluster, Role, parse
 from headgate.stores.redis.batching import Batcher
+from headgate.stores.redis.cluster import AsyncCluster
+from headgate.stores.redis.discovery import SlotMap
+from headgate.stores.redis.pool import Pool
+from headgate.stores.redis.script import probe, query
 from headgate.stores.redis.store import AsyncRedisStore, RedisStore
 from headgate.testing.conformance import family
 from tests.proxy import Proxy, proxy
@@ -56,8 +59,8 @@ AWAY = {"nobody": nobody, "silence": silence, "black hole": black_hole}
 
 @pytest.mark.parametrize("away", AWAY)
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_an_event_loop_one_deadline_is_waited_for_and_no_other(kind: str, away: str) -> None:
-    """The deadline of the address would last a day, so all but who is hurried would never be answered."""
+def test_in_an_event_loop_only_the_first_caller_waits_for_its_deadline(kind: str, away: str) -> None:
+    """The deadline of the address is an hour: only the deadline of the first caller ends."""
     plan = family(Quota(100, 3_600_000_000)).plan("user")
 
     async def run(port: int) -> None:
@@ -89,8 +92,8 @@ def test_threads_connect_once_and_rest(kind: str, away: str) -> None:
     store.close()
 
 
-def test_who_waited_in_vain_does_not_keep_others_from_the_server(server: RedisServer) -> None:
-    """The attempt that was too slow for one goes on, and serves those who come when it is done."""
+def test_a_caller_that_timed_out_does_not_keep_others_from_the_server(server: RedisServer) -> None:
+    """The attempt that was too slow for one caller goes on, and serves later ones."""
     plan = family(Quota(100, 3_600_000_000)).plan("user")
 
     async def run(between: Proxy) -> None:
@@ -121,3 +124,27 @@ async def test_ready_opens_every_connection(server: RedisServer) -> None:
     assert isinstance(batcher, Batcher)
     assert [connection.is_open for connection in batcher.connections] == [True] * 5
     await store.close()
+
+
+def test_threads_rest_after_a_failed_attempt_to_connect() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
+        pool = Pool(Address("127.0.0.1", silent.getsockname()[1], connect_timeout=0.05), None)
+        for _ in range(50):
+            with pytest.raises(StoreUnavailable, match="no response"):  # also of calls that do not try
+                pool.run(query(probe()))
+        silent.setblocking(False)
+        attempts = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                silent.accept()[0].close()
+                attempts += 1
+    assert 0 < attempts < 50
+
+
+async def test_a_cluster_that_is_closed_opens_nothing_again() -> None:
+    before, cluster = asyncio.all_tasks(), Cluster((Address("127.0.0.1", free_port(), role=Role.NODE),))
+    servers = AsyncCluster(cluster, None, asyncio.get_running_loop(), SlotMap(cluster))
+    servers.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await servers.run(query(probe()))
+    assert asyncio.all_tasks() == before

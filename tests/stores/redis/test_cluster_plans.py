@@ -15,15 +15,10 @@ from contextlib import closing
 
 import pytest
 
-from headgate.core.algorithms import Algorithm
-from headgate.core.decision import Decision
-from headgate.core.errors import StoreError
+from headgate import Algorithm, Decision, MemoryStore, Quota, StoreError, open_async_store, open_store
 from headgate.core.key import once_token, space
 from headgate.core.plan import Call, Limit, Plan, Verb
-from headgate.core.quota import Quota
-from headgate.stores import open_async_store, open_store
 from headgate.stores.base import Store
-from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
 from headgate.testing.blocking import Blocking
 from headgate.testing.conformance import QUOTAS
@@ -48,12 +43,15 @@ def remaining(store: Store, plan: Plan) -> list[int]:
     return [store.run(Call(Verb.PEEK, (each,))).remaining for each in plan]
 
 
-@pytest.fixture(params=["sync", "async"])
-def timed(request: pytest.FixtureRequest, cluster: RedisCluster) -> Callable[[ManualClock], Store]:
-    """Opens a store of either kind whose time is that of a clock."""
+Timed = Callable[..., Store]
 
-    def open_one(clock: ManualClock) -> Store:
-        if request.param == "async":
+
+@pytest.fixture
+def timed(request: pytest.FixtureRequest, cluster: RedisCluster) -> Timed:
+    """Opens a store of either kind whose time is that of a clock. Both kinds share the route of a plan."""
+
+    def open_one(clock: ManualClock, *, is_async: int = False) -> Store:
+        if is_async:
             store: Store = Blocking(open_async_store(cluster.address, clock=clock))
         else:
             store = open_store(cluster.address, clock=clock)
@@ -65,9 +63,7 @@ def timed(request: pytest.FixtureRequest, cluster: RedisCluster) -> Callable[[Ma
 
 class TestOneCallerAtATime:
     @pytest.mark.parametrize("quota", QUOTAS, ids=str)
-    def test_nothing_is_taken_when_the_last_limit_refuses(
-        self, timed: Callable[[ManualClock], Store], quota: Quota
-    ) -> None:
+    def test_nothing_is_taken_when_the_last_limit_refuses(self, timed: Timed, quota: Quota) -> None:
         clock = ManualClock()
         store, memory = timed(clock), MemoryStore(clock=clock)
         plan = a_plan("ada", Quota(2, 3600 * SECOND, algorithm=Algorithm.FIXED_WINDOW), quota)
@@ -79,7 +75,7 @@ class TestOneCallerAtATime:
     @pytest.mark.parametrize("algorithm", Algorithm, ids=str)
     @pytest.mark.parametrize("once", [False, True], ids=["check", "check_once"])
     def test_nothing_is_taken_of_a_limit_that_a_tier_has_raised_before(
-        self, timed: Callable[[ManualClock], Store], algorithm: Algorithm, *, once: bool
+        self, timed: Timed, algorithm: Algorithm, *, once: bool
     ) -> None:
         """Nor does it warn: the 80th of 100 is undone."""
         clock = ManualClock()
@@ -117,35 +113,22 @@ class TestOneCallerAtATime:
         assert [part.remaining for part in refusal.limits] == [quota.capacity - 2 for quota in quotas]
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_random_plans_are_decided_as_in_memory(self, timed: Callable[[ManualClock], Store], seed: int) -> None:
+    def test_random_plans_are_decided_as_in_memory(self, timed: Timed, seed: int) -> None:
         clock, chance = ManualClock(), random.Random(seed)
-        store, memory = timed(clock), MemoryStore(clock=clock)
+        store, memory = timed(clock, is_async=seed % 2), MemoryStore(clock=clock)
         for turn in range(120):
             quotas = chance.sample(QUOTAS, chance.randint(1, 4))
             plan = tuple(limit(f"rule-{place}", f"p{chance.randrange(3)}", each) for place, each in enumerate(quotas))
-            cost = chance.choice([1, 1, 2, 5])
-            if turn % 10 == 9:
-                assert store.run(Call(Verb.REFUND, plan, cost)) == memory.run(Call(Verb.REFUND, plan, cost)), (
-                    f"turn {turn}"
-                )
-            elif turn % 10 == 4:
-                assert store.run(Call(Verb.PEEK, plan, cost)) == memory.run(Call(Verb.PEEK, plan, cost)), f"turn {turn}"
-            elif turn == 60:
-                store.run(Call(Verb.RESET, plan))
-                memory.run(Call(Verb.RESET, plan))
-            else:
-                assert store.run(Call(Verb.CHECK, plan, cost)) == memory.run(Call(Verb.CHECK, plan, cost)), (
-                    f"turn {turn}"
-                )
+            verb = Verb.RESET if turn == 60 else {4: Verb.PEEK, 9: Verb.REFUND}.get(turn % 10, Verb.CHECK)
+            call = Call(verb, plan, chance.choice([1, 1, 2, 5]))
+            assert store.run(call) == memory.run(call), f"turn {turn}"
             clock.advance(us=chance.choice([0, 0, 1_000, 137_000, 600_000]))
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_random_shadow_plans_are_tried_out_as_in_memory(
-        self, timed: Callable[[ManualClock], Store], seed: int
-    ) -> None:
+    def test_random_shadow_plans_are_tried_out_as_in_memory(self, timed: Timed, seed: int) -> None:
         """In the slot of the request's own plan, in others, and in several."""
         clock, chance = ManualClock(), random.Random(seed)
-        store, memory = timed(clock), MemoryStore(clock=clock)
+        store, memory = timed(clock, is_async=seed % 2), MemoryStore(clock=clock)
         steady = [quota for quota in QUOTAS if quota.refill_every_us == 1]
 
         def some_plan(name: str, least: int) -> Plan:
@@ -163,18 +146,6 @@ class TestOneCallerAtATime:
             assert store.run(call) == memory.run(call), f"turn {turn}"
             clock.advance(us=chance.choice([0, 0, 1_000, 137_000]))
 
-    def test_peek_refund_and_reset_reach_all_limits(self, cluster: RedisCluster, opened: Open) -> None:
-        store = opened(cluster.address)
-        plan = a_plan("ada", lasting(30), lasting(10, Algorithm.GCRA), lasting(20, Algorithm.TOKEN_BUCKET))
-        assert [part.remaining for part in store.run(Call(Verb.CHECK, plan, 4)).limits] == [6, 16, 26]
-        assert [part.remaining for part in store.run(Call(Verb.PEEK, plan)).limits] == [6, 16, 26]
-        refusal = store.run(Call(Verb.PEEK, plan, 7))
-        assert (refusal.allowed, refusal.quota) == (False, plan[0].quota)
-        assert [part.remaining for part in store.run(Call(Verb.REFUND, plan, 3)).limits] == [9, 19, 29]
-        assert remaining(store, plan) == [9, 19, 29]
-        store.run(Call(Verb.RESET, plan))
-        assert remaining(store, plan) == [10, 20, 30]
-
     def test_the_plans_of_these_tests_are_spread(self, cluster: RedisCluster) -> None:
         plan = a_plan("ada", lasting(1))
         assert len({cluster.owner(slot_of(each)).port for each in plan}) > 1
@@ -182,7 +153,7 @@ class TestOneCallerAtATime:
 
 class TestManyCallers:
     @pytest.mark.parametrize("algorithm", Algorithm, ids=str)
-    def test_64_tasks_never_get_more_than_any_limit(self, cluster: RedisCluster, algorithm: Algorithm) -> None:
+    def test_64_tasks_never_exceed_any_limit(self, cluster: RedisCluster, algorithm: Algorithm) -> None:
         """A limit of all that is asked for more than it has, limits of users, and of their addresses."""
         plans = [a_plan(f"user-{number}", lasting(100, algorithm), lasting(20, algorithm)) for number in range(8)]
 
@@ -205,7 +176,7 @@ class TestManyCallers:
         admitted = [sum(decision.allowed for user, decision in answers if user == place) for place in range(8)]
         self.verify(cluster, plans, admitted)
 
-    def test_16_threads_neither(self, cluster: RedisCluster) -> None:
+    def test_16_threads_never_exceed_any_limit(self, cluster: RedisCluster) -> None:
         plans = [a_plan(f"user-{number}", lasting(60), lasting(12)) for number in range(8)]
         address = cluster.address_with(*cluster.nodes, options="timeout=30&connect_timeout=30")
         with closing(open_store(address)) as store, ThreadPoolExecutor(16) as pool:
@@ -236,7 +207,9 @@ class TestManyCallers:
 
 
 class TestAShardThatIsGone:
-    @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+    @pytest.mark.parametrize(
+        ("opened", "fault"), [("sync", signal.SIGKILL), ("async", signal.SIGSTOP)], indirect=["opened"]
+    )
     def test_nothing_is_admitted_and_nothing_taken_elsewhere(self, opened: Open, fault: signal.Signals) -> None:
         with redis_cluster(3, 0) as own:
             store, lost = opened(own.address_with(*own.nodes, options="timeout=1&connect_timeout=1")), own.nodes[0]

@@ -1,7 +1,7 @@
 """The Redis stores keep the contract of a store: they decide as the pure core does, on real servers.
 
-Each colour is asked about every quota on one topology, and plays random traces on all. Behind Sentinel there is one
-server, so traces are enough there.
+Every quota is tested on one topology, and random traces run on all. Behind Sentinel there is one server, and both
+colours of a cluster share their routes, so traces are enough there.
 """
 
 from __future__ import annotations
@@ -83,16 +83,12 @@ class TestAsyncSentinelTraces(_OnSentinel, _Async, StoreTraces):
     examples = 30
 
 
-class TestCluster(_OnCluster, _Sync, StoreConformance):
-    quotas, large = FEW, LARGE[:1]
-
-
 class TestClusterTraces(_OnCluster, _Sync, StoreTraces):
     examples = 30
 
 
 class TestAsyncCluster(_OnCluster, _Async, StoreConformance):
-    pass
+    quotas, large = FEW, LARGE[:1]
 
 
 class TestAsyncClusterTraces(_OnCluster, _Async, StoreTraces):

@@ -1,4 +1,4 @@
-"""New connections use the certificates and the names of hosts as they are now, and nobody waits too long for either."""
+"""New connections use the current certificates and addresses, without long waits for either."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def a_plan() -> Plan:
 
 
 def certify(folder: Path) -> None:
-    """Put a new certificate for 127.0.0.1, signed by itself, and its key into a folder."""
+    """Put a new certificate for 127.0.0.1, self-signed, and its key into a folder."""
     program = shutil.which("openssl")
     assert program, "openssl is needed: apt-get install openssl"
     subject = ["-subj", "/CN=headgate test", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -43,6 +43,11 @@ def certify(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     request = [program, "req", "-x509", "-nodes", "-days", "2", *made, *subject]
     subprocess.run(request, cwd=folder, check=True, capture_output=True)
+
+
+def tls_files(folder: Path) -> list[str]:
+    """Return the lines of a server's configuration that name the files of a folder."""
+    return [f"tls-{use}-file {folder}/{name}.pem" for use, name in _SERVER]
 
 
 class TlsServer:
@@ -59,12 +64,11 @@ class TlsServer:
     def rotate(self) -> None:
         """Let the server use a new certificate, and trust only that; connections end."""
         certify(self.folder / "new")
-        words = [word for use, name in _SERVER for word in (f"tls-{use}-file", f"{self.folder}/new/{name}.pem")]
+        words = [word for line in tls_files(self.folder / "new") for word in line.split()]
         self._server.ask("CONFIG", "SET", *words)
         self._server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
     def hand_out(self, *names: str) -> None:
-        """Replace files of the client."""
         for name in names:
             shutil.copy(self.folder / "new" / f"{name}.pem", self.folder / "client" / f"{name}.new")
             (self.folder / "client" / f"{name}.new").rename(self.folder / "client" / f"{name}.pem")
@@ -74,8 +78,7 @@ class TlsServer:
 def tls(tmp_path: Path) -> Iterator[TlsServer]:
     certify(tmp_path / "server")
     shutil.copytree(tmp_path / "server", tmp_path / "client")
-    files = [f"tls-{use}-file {tmp_path}/server/{name}.pem" for use, name in _SERVER]
-    with redis_server("tls-port {bus}", *files, "tls-auth-clients yes") as server:
+    with redis_server("tls-port {bus}", *tls_files(tmp_path / "server"), "tls-auth-clients yes") as server:
         yield TlsServer(tmp_path, server)
 
 
@@ -88,7 +91,7 @@ def test_certificates_that_are_replaced_are_used_without_a_restart(
     refused(store, plan)
     tls.hand_out("cert")  # the key does not belong to it: the old ones are kept, and tried in vain
     with caplog.at_level(logging.WARNING):
-        until(lambda: refused(store, plan) and "old ones stay" in caplog.text, "the files are looked at")
+        until(lambda: refused(store, plan) and "previous ones stay" in caplog.text, "the files are looked at")
     tls.hand_out("key")
     assert resumed(lambda: store.run(Call(Verb.CHECK, plan))).remaining == 998
     store.ready()
@@ -100,7 +103,7 @@ def refused(store: Store, plan: Plan) -> bool:
     return True
 
 
-def test_a_service_says_whether_its_certificates_are_good_and_follows_them(tls: TlsServer) -> None:
+def test_a_service_reports_invalid_certificates_and_follows_new_ones(tls: TlsServer) -> None:
     with service("--store", tls.address) as serving:
         assert is_said(serving.started(), "ready")
         tls.rotate()
@@ -137,9 +140,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowNames]:
     slow.let.release(100)
 
 
-def test_a_name_that_is_found_too_late_is_there_for_the_next_call(
-    server: RedisServer, opened: Open, names: SlowNames
-) -> None:
+def test_an_address_found_too_late_serves_the_next_call(server: RedisServer, opened: Open, names: SlowNames) -> None:
     store, plan = opened(f"redis://{HOST}:{server.port}?timeout=5&connect_timeout=0.5&connections=1"), a_plan()
     for _ in range(3):
         with pytest.raises(StoreUnavailable, match="cannot connect"):
@@ -150,14 +151,14 @@ def test_a_name_that_is_found_too_late_is_there_for_the_next_call(
     assert names.asked == 1, "any further search would have been too late again"
 
 
-def test_a_name_that_is_found_in_time_is_looked_for_again_by_the_next_connection(names: SlowNames) -> None:
+def test_an_address_found_in_time_is_not_cached(names: SlowNames) -> None:
     found = Names()
     for asked in (1, 2):
         names.let.release()
-        (place,) = found.places(HOST, 6379, monotonic() + 60)
-        assert (place[4], names.asked) == (("127.0.0.1", 6379), asked)
+        (address,) = found.addresses(HOST, 6379, monotonic() + 60)
+        assert (address[4], names.asked) == (("127.0.0.1", 6379), asked)
 
 
-def test_a_name_that_nobody_knows_is_told(opened: Open) -> None:
+def test_an_unknown_host_name_is_an_error(opened: Open) -> None:
     with pytest.raises(StoreUnavailable, match="cannot connect"):
         opened("redis://name.invalid:6379?timeout=5&connect_timeout=20").run(Call(Verb.CHECK, a_plan()))

@@ -1,7 +1,7 @@
-"""What the Redis stores promise when the server, the network or the callers misbehave.
+"""The Redis stores with faults of the server, the network and the callers.
 
-Nobody hangs; an error says whether something may have been done; no answer is ever taken for another's; and the store
-works again by itself. Keys are told apart by what is left of them, so that a swapped answer is noticed.
+No caller hangs; an error shows whether something may have been done; no answer is taken for another's; and the store
+works again automatically. Each key has another number left, so that a swapped answer is noticed.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ import gc
 import os
 import random
 import resource
-import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headgate.core.algorithms import Algorithm
-from headgate.core.decision import Decision
-from headgate.core.errors import OutcomeUnknown, StoreError, StoreUnavailable, UsageError
+from headgate.core.errors import OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable, UsageError
 from headgate.core.plan import Call, Plan, Verb
 from headgate.core.quota import Quota
+from headgate.stores import open_async_store
 from headgate.stores.base import Store
 from headgate.stores.redis import batching, protocol
 from headgate.stores.redis.address import parse
 from headgate.stores.redis.batching import Batcher
-from headgate.stores.redis.connection import Pending
 from headgate.stores.redis.pool import Pool
 from headgate.stores.redis.protocol import LONGEST_PAUSE
 from headgate.stores.redis.script import key_of
@@ -44,23 +44,16 @@ from headgate.testing.blocking import Blocking
 from headgate.testing.conformance import QUOTAS, family
 from tests.proxy import Proxy, proxy
 from tests.servers import RedisServer, redis_server, until
+from tests.stores.redis.load import GIVE_UP, resumed
+from tests.stores.redis.test_dialing import certify, tls_files
 
-GIVE_UP = 60
-"""Seconds after which a test fails rather than hangs; never what a test is about."""
 PATIENT = "timeout=20&connect_timeout=20"
-"""Options of an address for callers who are answered soon, or told why not; on a busy machine, too."""
+"""Options of an address for calls that end soon, also on a busy machine."""
 HOUR = 3600 * 1_000_000
 PERSON = "user:ada@example.org"
 """A key that must not show in an error message."""
-FILES = [("cert", "cert"), ("key", "key"), ("ca-cert", "cert")]
 Open = Callable[[str], Store]
-
-
-@pytest.fixture
-def own() -> Iterator[RedisServer]:
-    """A server that a test may disturb."""
-    with redis_server() as server:
-        yield server
+eventually = partial(resumed, seconds=GIVE_UP)
 
 
 @pytest.fixture
@@ -77,17 +70,6 @@ def a_plan(limit: int = 100, key: str = PERSON) -> Plan:
     return family(Quota(limit, 10_000 * HOUR, algorithm=Algorithm.FIXED_WINDOW)).plan(key)
 
 
-def eventually(call: Callable[[], Any]) -> Any:
-    """Return what `call` returns once it raises no StoreError any more."""
-    give_up = time.monotonic() + GIVE_UP
-    while True:
-        try:
-            return call()
-        except StoreError:
-            assert time.monotonic() < give_up, "the store does not recover"
-            time.sleep(0.01)
-
-
 def outcome(call: Callable[[], Any]) -> Any:
     """Return what `call` returns, or the error of the store; nothing else may be raised."""
     answer: Any
@@ -99,7 +81,7 @@ def outcome(call: Callable[[], Any]) -> Any:
     return answer
 
 
-class Told:
+class Keys:
     """Keys with an answer of their own each."""
 
     def __init__(self, count: int = 16) -> None:
@@ -141,10 +123,10 @@ def repeating(
 
 
 class TestTheServer:
-    def test_killed_and_started_again(self, own: RedisServer, opened: Open) -> None:
-        store, plan = opened(at(own)), a_plan()
+    def test_killed_and_started_again(self, own_redis: RedisServer, opened: Open) -> None:
+        store, plan = opened(at(own_redis)), a_plan()
         assert store.run(Call(Verb.CHECK, plan))
-        own.stop()
+        own_redis.stop()
         for _ in range(5):
             with pytest.raises(StoreError):
                 store.run(Call(Verb.CHECK, plan))
@@ -155,10 +137,10 @@ class TestTheServer:
             return "cannot connect" in str(raised.value)
 
         until(is_refused, "another connection is tried after a rest")
-        own.start()
+        own_redis.start()
         decision = eventually(lambda: store.run(Call(Verb.CHECK, plan)))
         assert decision.remaining == 99, "the server has lost its state and the script, and decides anew"
-        assert Told().all_right(store)
+        assert Keys().all_right(store)
 
     def test_killed_and_started_again_with_a_log_of_writes_it_has_lost_nothing(self, opened: Open) -> None:
         with redis_server("appendonly yes") as server:
@@ -168,55 +150,28 @@ class TestTheServer:
             server.start()
             assert eventually(lambda: store.run(Call(Verb.CHECK, plan))).remaining == 92
 
-    def test_killed_under_load(self, own: RedisServer, opened: Open) -> None:
-        store, plan, over = opened(at(own)), a_plan(50), threading.Event()
-        answers: list[Any] = []
-
-        def ask() -> None:
-            while not over.is_set():
-                answers.append(answer := outcome(lambda: store.run(Call(Verb.CHECK, plan))))
-                if isinstance(answer, StoreError):
-                    time.sleep(0.001)
-
-        def admitted() -> int:
-            return sum(answer.allowed for answer in tuple(answers) if not isinstance(answer, StoreError))
-
-        with ThreadPoolExecutor(8) as pool:
-            asking = [pool.submit(ask) for _ in range(8)]
-            try:
-                until(admitted, "somebody is admitted")
-                own.stop()
-                before = admitted()
-                own.start()
-                until(lambda: admitted() > before, "somebody is admitted again, since the state was lost")
-            finally:
-                over.set()
-            for each in asking:
-                each.result(GIVE_UP)
-        assert admitted() <= 100, "at most the limit, and once more after the state was lost"
-
-    def test_stopped_and_continued(self, own: RedisServer, opened: Open) -> None:
-        store, plan, told = opened(at(own, "timeout=1&connect_timeout=0.3&connections=1")), a_plan(), Told()
-        assert opened(at(own)).run(Call(Verb.CHECK, plan)).remaining == 99
+    def test_stopped_and_continued(self, own_redis: RedisServer, opened: Open) -> None:
+        store, plan, keys = opened(at(own_redis, "timeout=1&connect_timeout=0.3&connections=1")), a_plan(), Keys()
+        assert opened(at(own_redis)).run(Call(Verb.CHECK, plan)).remaining == 99
         eventually(lambda: store.run(Call(Verb.PEEK, plan)))
-        own.send(signal.SIGSTOP)
-        with pytest.raises(OutcomeUnknown, match="no answer"):
+        own_redis.send(signal.SIGSTOP)
+        with pytest.raises(OutcomeUnknown, match="no response"):
             store.run(Call(Verb.CHECK, plan))
         with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda number: outcome(lambda: told.right(store, number)), range(16)))
+            answers = list(pool.map(lambda number: outcome(lambda: keys.right(store, number)), range(16)))
         assert all(isinstance(answer, StoreError) for answer in answers)
-        own.send(signal.SIGCONT)
+        own_redis.send(signal.SIGCONT)
         assert eventually(lambda: store.run(Call(Verb.PEEK, plan))).remaining in {98, 99}
-        assert eventually(lambda: told.all_right(store)), "no answer to an old question is taken for a new one"
+        assert eventually(lambda: keys.all_right(store)), "no answer to an old question is taken for a new one"
 
-    def test_forgets_the_script_all_the_time(self, own: RedisServer, opened: Open) -> None:
-        store, plan = opened(at(own)), a_plan(150)
-        with repeating(own, b"SCRIPT FLUSH", 0.002), ThreadPoolExecutor(8) as pool:
+    def test_forgets_the_script_all_the_time(self, own_redis: RedisServer, opened: Open) -> None:
+        store, plan = opened(at(own_redis)), a_plan(150)
+        with repeating(own_redis, b"SCRIPT FLUSH", 0.002), ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda _: store.run(Call(Verb.CHECK, plan)).allowed, range(600)))
         assert sum(answers) == 150
 
-    def test_hangs_up_all_the_time(self, own: RedisServer, opened: Open) -> None:
-        store, plan, limit, answered = opened(at(own)), a_plan(300), 300, threading.Event()
+    def test_hangs_up_all_the_time(self, own_redis: RedisServer, opened: Open) -> None:
+        store, plan, limit, answered = opened(at(own_redis)), a_plan(300), 300, threading.Event()
 
         def ask() -> tuple[int, int]:
             admitted = unknown = refused = 0
@@ -234,21 +189,21 @@ class TestTheServer:
             return admitted, unknown
 
         kill = b"CLIENT KILL TYPE normal SKIPME yes"
-        with repeating(own, kill, 0.01, after=answered), ThreadPoolExecutor(8) as pool:
+        with repeating(own_redis, kill, 0.01, after=answered), ThreadPoolExecutor(8) as pool:
             answers = [each.result(2 * GIVE_UP) for each in [pool.submit(ask) for _ in range(8)]]
         admitted, unknown = sum(pair[0] for pair in answers), sum(pair[1] for pair in answers)
         assert admitted <= limit <= admitted + unknown
         assert eventually(lambda: store.run(Call(Verb.PEEK, plan))).remaining == 0
 
-    def test_out_of_memory(self, own: RedisServer, opened: Open) -> None:
-        store = opened(at(own))
+    def test_out_of_memory(self, own_redis: RedisServer, opened: Open) -> None:
+        store = opened(at(own_redis))
         plan = family(Quota(10, HOUR * 10_000), Quota(20, HOUR * 20_000)).plan(PERSON)
         assert store.run(Call(Verb.CHECK, plan, 2))
-        own.command("CONFIG", "SET", "maxmemory", "1")
+        own_redis.ask("CONFIG", "SET", "maxmemory", "1")
         with pytest.raises(StoreUnavailable, match="out of memory") as caught:
             store.run(Call(Verb.CHECK, plan))
         assert PERSON not in str(caught.value)
-        own.command("CONFIG", "SET", "maxmemory", "0")
+        own_redis.ask("CONFIG", "SET", "maxmemory", "0")
         assert [part.remaining for part in store.run(Call(Verb.PEEK, plan)).limits] == [8, 18], "nothing was charged"
 
     def test_a_server_that_may_evict_is_refused_unless_accepted(self, opened: Open) -> None:
@@ -257,17 +212,17 @@ class TestTheServer:
                 opened(at(server)).run(Call(Verb.CHECK, a_plan()))
             assert opened(at(server, f"{PATIENT}&evicting=allow")).run(Call(Verb.CHECK, a_plan()))
 
-    def test_too_many_clients(self, own: RedisServer, opened: Open) -> None:
-        own.command("CONFIG", "SET", "maxclients", "1")
+    def test_too_many_clients(self, own_redis: RedisServer, opened: Open) -> None:
+        own_redis.ask("CONFIG", "SET", "maxclients", "1")
         with contextlib.ExitStack() as stack:
 
             def is_served() -> bool:  # once the server has noticed that those before have hung up
-                only = stack.enter_context(socket.create_connection(("127.0.0.1", own.port), GIVE_UP))
+                only = stack.enter_context(socket.create_connection(("127.0.0.1", own_redis.port), GIVE_UP))
                 only.sendall(b"PING\r\n")
                 return only.recv(100) == b"+PONG\r\n"
 
             until(is_served, "there is one client")
-            store = opened(at(own))
+            store = opened(at(own_redis))
             with pytest.raises(StoreUnavailable):
                 store.run(Call(Verb.CHECK, a_plan()))
         assert eventually(lambda: store.run(Call(Verb.CHECK, a_plan())))
@@ -279,7 +234,7 @@ class TestTheServer:
             assert isinstance(answer, StoreUnavailable)
             assert "unknown command" in str(answer)
         with redis_server() as server:
-            server.command("LPUSH", key_of(plan[0].space, plan[0].principal).decode(), "alien")
+            server.ask("LPUSH", key_of(plan[0].space, plan[0].principal), "alien")
             answer = outcome(lambda: opened(at(server)).run(Call(Verb.CHECK, plan)))
             assert isinstance(answer, OutcomeUnknown)
 
@@ -300,43 +255,44 @@ class TestAccess:
         with pytest.raises(StoreUnavailable, match="without any password configured"):
             opened(f"redis://:hunter2@127.0.0.1:{server.port}?{PATIENT}").run(Call(Verb.CHECK, a_plan()))
 
-    def test_a_user_with_only_the_needed_permissions(self, own: RedisServer, opened: Open) -> None:
-        own.command("ACL", "SETUSER", "headgate", "on", ">pw", *protocol.PERMISSIONS.split())
-        store = opened(f"redis://headgate:pw@127.0.0.1:{own.port}?{PATIENT}")
+    def test_a_user_with_only_the_needed_permissions(self, own_redis: RedisServer, opened: Open) -> None:
+        own_redis.ask("ACL", "SETUSER", "headgate", "on", ">pw", *protocol.PERMISSIONS.split())
+        store = opened(f"redis://headgate:pw@127.0.0.1:{own_redis.port}?{PATIENT}")
         for quota in QUOTAS:
             plan = family(quota).plan("user")
             for _ in range(6):
                 store.run(Call(Verb.CHECK, plan))
-            own.command("PERSIST", key_of(plan[0].space, plan[0].principal).decode())
+            own_redis.ask("PERSIST", key_of(plan[0].space, plan[0].principal))
             store.run(Call(Verb.PEEK, plan))
             store.run(Call(Verb.REFUND, plan, 2))
             store.run(Call(Verb.RESET, plan))
-        own.command("SCRIPT", "FLUSH")
+        own_redis.ask("SCRIPT", "FLUSH")
         assert store.run(Call(Verb.CHECK, a_plan()))
 
-    @pytest.mark.parametrize("missing", protocol.PERMISSIONS.split())
-    def test_a_user_without_one_of_them(self, own: RedisServer, opened: Open, missing: str) -> None:
-        """Each is needed; what is missing at the door is told at the door, and the message says what would be right."""
-        granted = [each for each in protocol.PERMISSIONS.split() if each != missing]
-        own.command("ACL", "SETUSER", "headgate", "on", ">pw", *granted)
-        store, errors = opened(f"redis://headgate:pw@127.0.0.1:{own.port}?{PATIENT}"), []
-        log = family(Quota(40, HOUR, algorithm=Algorithm.SLIDING_WINDOW_LOG)).plan(PERSON)  # rewritten if short
-        for plan in (family(QUOTAS[0]).plan(PERSON), log):
-            checks = [lambda: store.run(Call(Verb.CHECK, plan))] * 41  # noqa: B023
-            steps = [*checks, lambda: store.run(Call(Verb.CHECK, plan, 5)), lambda: store.run(Call(Verb.RESET, plan))]  # noqa: B023
-            errors += [answer for answer in map(outcome, steps) if isinstance(answer, StoreError)]
-        assert errors
-        assert all("lacks a permission" in str(error) and protocol.PERMISSIONS in str(error) for error in errors)
-        if missing in {"+evalsha", "+script|load", "~hg1:*"}:
-            assert all(isinstance(error, StoreUnavailable) for error in errors)
+    def test_a_user_without_one_of_them(self, own_redis: RedisServer, opened: Open) -> None:
+        """Each is needed, and the message has all of them."""
+        for number, missing in enumerate(permissions := protocol.PERMISSIONS.split()):
+            granted = [each for each in permissions if each != missing]
+            own_redis.ask("ACL", "SETUSER", f"user-{number}", "on", ">pw", *granted)
+            own_redis.ask("SCRIPT", "FLUSH")
+            store, errors = opened(f"redis://user-{number}:pw@127.0.0.1:{own_redis.port}?{PATIENT}"), []
+            log = family(Quota(40, HOUR, algorithm=Algorithm.SLIDING_WINDOW_LOG)).plan(PERSON)  # rewritten if short
+            for plan in (family(QUOTAS[0]).plan(PERSON), log):
+                calls = [*[Call(Verb.CHECK, plan)] * 41, Call(Verb.CHECK, plan, 5), Call(Verb.RESET, plan)]
+                answers = [outcome(partial(store.run, call)) for call in calls]
+                errors += [answer for answer in answers if isinstance(answer, StoreError)]
+            assert errors, missing
+            assert all("lacks a permission" in str(error) and protocol.PERMISSIONS in str(error) for error in errors)
+            if missing in {"+evalsha", "+script|load", "~hg1:*"}:
+                assert all(isinstance(error, StoreUnavailable) for error in errors), missing
 
-    def test_a_database_number(self, own: RedisServer, opened: Open) -> None:
+    def test_a_database_number(self, own_redis: RedisServer, opened: Open) -> None:
         plan = a_plan()
-        assert opened(f"redis://127.0.0.1:{own.port}/3?{PATIENT}").run(Call(Verb.CHECK, plan)).remaining == 99
-        assert opened(f"redis://127.0.0.1:{own.port}/4?{PATIENT}").run(Call(Verb.CHECK, plan)).remaining == 99
-        assert (own.command("-n", "3", "DBSIZE"), own.command("DBSIZE")) == ("1", "0")
+        assert opened(f"redis://127.0.0.1:{own_redis.port}/3?{PATIENT}").run(Call(Verb.CHECK, plan)).remaining == 99
+        assert opened(f"redis://127.0.0.1:{own_redis.port}/4?{PATIENT}").run(Call(Verb.CHECK, plan)).remaining == 99
+        assert own_redis.facts("INFO", "keyspace").keys() == {"db3", "db4"}
         with pytest.raises(StoreUnavailable, match="DB index"):
-            opened(f"redis://127.0.0.1:{own.port}/99?{PATIENT}").run(Call(Verb.CHECK, plan))
+            opened(f"redis://127.0.0.1:{own_redis.port}/99?{PATIENT}").run(Call(Verb.CHECK, plan))
 
     def test_a_unix_socket(self, server: RedisServer, opened: Open) -> None:
         assert (
@@ -348,21 +304,15 @@ class TestAccess:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a certificate for 127.0.0.1, signed by itself, and its key."""
-    folder, program = tmp_path_factory.mktemp("tls"), shutil.which("openssl")
-    assert program, "openssl is needed: apt-get install openssl"
-    subject = ["-subj", "/CN=headgate test", "-addext", "subjectAltName=IP:127.0.0.1"]
-    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-keyout", "key.pem", "-out", "cert.pem"]
-    request = [program, "req", "-x509", "-nodes", "-days", "2", *made, *subject]
-    subprocess.run(request, cwd=folder, check=True, capture_output=True)
+    """A folder with a self-signed certificate for 127.0.0.1, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    certify(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def port(certificate: Path) -> Iterator[int]:
-    """The port of a server with that certificate."""
-    files = [f"tls-{use}-file {certificate}/{name}.pem" for use, name in FILES]
-    with redis_server("tls-port {bus}", *files, "tls-auth-clients no") as server:
+    with redis_server("tls-port {bus}", *tls_files(certificate), "tls-auth-clients no") as server:
         yield server.bus
 
 
@@ -370,56 +320,55 @@ class TestTls:
     def test_works_with_the_certificate(self, port: int, certificate: Path, opened: Open) -> None:
         store = opened(f"rediss://127.0.0.1:{port}?{PATIENT}&ca={certificate}/cert.pem")
         assert store.run(Call(Verb.CHECK, a_plan()))
-        assert Told().all_right(store)
+        assert Keys().all_right(store)
 
-    def test_refuses_a_certificate_that_it_does_not_trust(self, port: int, opened: Open) -> None:
-        with pytest.raises(StoreUnavailable, match=r"(?i)certificate verify failed"):
-            opened(f"rediss://127.0.0.1:{port}?{PATIENT}").run(Call(Verb.CHECK, a_plan()))
-
-    def test_refuses_a_certificate_for_another_host(self, port: int, certificate: Path, opened: Open) -> None:
-        with pytest.raises(StoreUnavailable, match=r"(?i)hostname|host name|not valid for"):
-            opened(f"rediss://localhost:{port}?{PATIENT}&ca={certificate}/cert.pem").run(Call(Verb.CHECK, a_plan()))
-
-    def test_refuses_a_server_without_tls(self, server: RedisServer, certificate: Path, opened: Open) -> None:
-        address = f"rediss://127.0.0.1:{server.port}?timeout=5&connect_timeout=0.2&ca={certificate}/cert.pem"
-        with pytest.raises(StoreUnavailable):
-            opened(address).run(Call(Verb.CHECK, a_plan()))
+    def test_refuses_untrusted_certificates_those_of_other_hosts_and_servers_without_tls(
+        self, server: RedisServer, port: int, certificate: Path, opened: Open
+    ) -> None:
+        trusted = f"ca={certificate}/cert.pem"
+        for address, message in (
+            (f"127.0.0.1:{port}?{PATIENT}", r"(?i)certificate verify failed"),
+            (f"localhost:{port}?{PATIENT}&{trusted}", r"(?i)hostname|host name|not valid for"),
+            (f"127.0.0.1:{server.port}?timeout=5&connect_timeout=0.2&{trusted}", "rediss"),
+        ):
+            with pytest.raises(StoreUnavailable, match=message):
+                opened(f"rediss://{address}").run(Call(Verb.CHECK, a_plan()))
 
 
 class TestTheNetwork:
-    def test_late_answers_are_nobodys(self, between: Proxy, opened: Open) -> None:
-        store, told = opened(between.address("timeout=0.3&connect_timeout=5")), Told()
-        assert eventually(lambda: told.all_right(store))
+    def test_late_answers_are_discarded(self, between: Proxy, opened: Open) -> None:
+        store, keys = opened(between.address("timeout=0.3&connect_timeout=5")), Keys()
+        assert eventually(lambda: keys.all_right(store))
         for _ in range(3):
             between.open.clear()
             with ThreadPoolExecutor(8) as pool:
-                answers = list(pool.map(lambda number: outcome(lambda: told.right(store, number)), range(8)))
+                answers = list(pool.map(lambda number: outcome(lambda: keys.right(store, number)), range(8)))
             assert all(isinstance(answer, StoreError) for answer in answers)
             assert any(isinstance(answer, OutcomeUnknown) for answer in answers)
             between.open.set()  # and here they come
-            assert eventually(lambda: told.all_right(store))
+            assert eventually(lambda: keys.all_right(store))
 
     def test_answers_in_pieces_of_one_byte(self, between: Proxy, opened: Open) -> None:
         between.segment = 1
         store = opened(between.address(PATIENT))
-        assert Told().all_right(store)
+        assert Keys().all_right(store)
 
     def test_a_connection_closed_in_the_middle_of_an_answer(self, between: Proxy, opened: Open) -> None:
-        store, told = opened(between.address(f"{PATIENT}&connections=1")), Told()
+        store, keys = opened(between.address(f"{PATIENT}&connections=1")), Keys()
         for length in (0, 1, 3, 4, 10, 20):
-            assert eventually(lambda: told.right(store, 1))
+            assert eventually(lambda: keys.right(store, 1))
             between.cut_after = length
             with pytest.raises(OutcomeUnknown, match="connection lost"):
-                told.right(store, 0)
-        assert eventually(lambda: told.all_right(store))
+                keys.right(store, 0)
+        assert eventually(lambda: keys.all_right(store))
 
     @pytest.mark.parametrize("extra", [b":1\r\n", b"*1\r\n", b"*6\r\n:1\r\n:7\r\n:0\r\n:0\r\n:0\r\n:0\r\n", b"junk"])
-    def test_what_nobody_asked_for_is_no_answer(self, between: Proxy, opened: Open, extra: bytes) -> None:
-        store, told = opened(between.address(f"{PATIENT}&connections=1")), Told()
-        assert eventually(lambda: told.right(store, 1))
+    def test_unexpected_replies_are_not_answers(self, between: Proxy, opened: Open, extra: bytes) -> None:
+        store, keys = opened(between.address(f"{PATIENT}&connections=1")), Keys()
+        assert eventually(lambda: keys.right(store, 1))
         between.extra = extra
-        assert outcome(lambda: told.right(store, 0)) is not False
-        assert eventually(lambda: told.all_right(store))
+        assert outcome(lambda: keys.right(store, 0)) is not False
+        assert eventually(lambda: keys.all_right(store))
 
     def test_a_slow_drip_does_not_stretch_the_deadline(self, opened: Open) -> None:
         """A server that sends a byte now and then, for ever, is given up like one that is silent."""
@@ -451,7 +400,7 @@ class TestTheNetwork:
             with pytest.raises(StoreUnavailable, match=f"redis://127.0.0.1:{port}: .*(Redis|lost|not supported)"):
                 store.run(Call(Verb.CHECK, a_plan()))
 
-    def test_a_server_that_says_nothing(self, opened: Open) -> None:
+    def test_a_silent_server(self, opened: Open) -> None:
         with impostor(lambda connection: connection.recv(1)) as port:
             store = opened(f"redis://127.0.0.1:{port}?timeout=0.2&connect_timeout=0.2")
             for _ in range(3):
@@ -486,15 +435,13 @@ def impostor(reply: Callable[[socket.socket], object]) -> Iterator[int]:
 
 
 class TestTheCallers:
-    """What callers do to the store of an event loop."""
-
-    async def test_cancelled_at_random_they_disturb_nobody(self, server: RedisServer) -> None:
-        told, chance = Told(64), random.Random(7)
+    async def test_callers_cancelled_at_random_do_not_disturb_others(self, server: RedisServer) -> None:
+        keys, chance = Keys(64), random.Random(7)
 
         async def ask(store: AsyncRedisStore, number: int) -> int:
             right = 0
             for _ in range(60):
-                decision = await store.run(Call(Verb.PEEK, told.plans[number]))
+                decision = await store.run(Call(Verb.PEEK, keys.plans[number]))
                 assert decision.remaining == 1000 + number
                 right += 1
             return right
@@ -510,33 +457,11 @@ class TestTheCallers:
         ended = await asyncio.gather(*victims, return_exceptions=True)
         assert any(isinstance(each, asyncio.CancelledError) for each in ended)
         assert all(each == 60 or isinstance(each, asyncio.CancelledError) for each in ended)
-        assert (await store.run(Call(Verb.PEEK, told.plans[5]))).remaining == 1005
+        assert (await store.run(Call(Verb.PEEK, keys.plans[5]))).remaining == 1005
         assert_clean(store)
         await store.close()
 
-    async def test_a_failing_task_group_disturbs_nobody(self, server: RedisServer) -> None:
-        told = Told()
-
-        async def fail(store: AsyncRedisStore) -> None:
-            await store.run(Call(Verb.PEEK, told.plans[0]))
-            raise LookupError
-
-        async def ask_together(store: AsyncRedisStore) -> None:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(fail(store))
-                for plan in told.plans * 4:
-                    group.create_task(store.run(Call(Verb.PEEK, plan)))
-
-        store = AsyncRedisStore(parse(server.address))
-        for _ in range(20):
-            with pytest.raises(ExceptionGroup):
-                await ask_together(store)
-            answers = await asyncio.gather(*(store.run(Call(Verb.PEEK, plan)) for plan in told.plans))
-            assert [answer.remaining for answer in answers] == [1000 + number for number in range(16)]
-        assert_clean(store)
-        await store.close()
-
-    async def test_cancelled_before_it_was_sent_a_question_takes_nothing(self, server: RedisServer) -> None:
+    async def test_a_call_cancelled_before_it_is_sent_takes_nothing(self, server: RedisServer) -> None:
         plan = a_plan()
         store = AsyncRedisStore(parse(server.address))
         asking = asyncio.create_task(store.run(Call(Verb.CHECK, plan)))
@@ -545,55 +470,30 @@ class TestTheCallers:
         assert (await store.run(Call(Verb.PEEK, plan))).remaining == 100
         await store.close()
 
-    async def test_too_many_are_turned_away_at_once(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_calls_above_the_longest_queue_fail_at_once(
+        self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(batching, "LONGEST_QUEUE", 10)
         plan = a_plan()
         store = AsyncRedisStore(parse(server.address))
         answers = await asyncio.gather(*(store.run(Call(Verb.CHECK, plan)) for _ in range(30)), return_exceptions=True)
         assert await store.run(Call(Verb.CHECK, plan))
         await store.close()
-        shed = [answer for answer in answers if isinstance(answer, StoreUnavailable)]
+        shed = [answer for answer in answers if isinstance(answer, StoreBusy)]
         assert len(shed) == 20
         assert len({id(error) for error in shed}) == 20
         assert sum(not isinstance(answer, StoreError) for answer in answers) == 10
 
-    def test_more_threads_than_connections_wait_their_turn_or_are_told(self, own: RedisServer) -> None:
-        store, plan = RedisStore(parse(at(own, "timeout=0.3&connections=1"))), a_plan()
+    def test_more_threads_than_connections_wait_or_fail(self, own_redis: RedisServer) -> None:
+        store, plan = RedisStore(parse(at(own_redis, "timeout=0.3&connections=1"))), a_plan()
         eventually(lambda: store.run(Call(Verb.CHECK, plan)))
-        own.send(signal.SIGSTOP)
+        own_redis.send(signal.SIGSTOP)
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda _: outcome(lambda: store.run(Call(Verb.CHECK, plan))), range(4)))
         assert all(isinstance(answer, StoreError) for answer in answers)
-        own.send(signal.SIGCONT)
+        own_redis.send(signal.SIGCONT)
         assert eventually(lambda: store.run(Call(Verb.CHECK, plan)))
         store.close()
-
-    async def test_a_fresh_question_is_not_given_up_with_a_late_one(self, between: Proxy) -> None:
-        """A batch has calls of different ages: each has its own deadline."""
-        told = Told()
-        store = AsyncRedisStore(parse(between.address(f"{PATIENT}&connections=1")))
-        await store.run(Call(Verb.PEEK, told.plans[0]))
-        between.open.clear()
-        first = asyncio.ensure_future(store.within(0.2).run(Call(Verb.PEEK, told.plans[1])))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        connection = batcher_of(store).connections[0]
-        pending = connection.batch[0]
-        second: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        # The same batch as if it had a second caller, who came much later.
-        connection.batch.append(Pending(pending.query, second, pending.since, pending.deadline + GIVE_UP))
-        with pytest.raises(OutcomeUnknown):
-            await first
-        assert connection.is_open
-        assert not second.done()
-        connection.batch.pop()
-        connection._look_at = connection._sent_at = 0  # as if its time had come
-        connection._late()
-        assert pending.answer.done()
-        assert not connection.is_open
-        between.open.set()
-        assert (await store.run(Call(Verb.PEEK, told.plans[2]))).remaining == 1002
-        await store.close()
 
     def test_a_store_serves_one_event_loop_after_another(self, server: RedisServer) -> None:
         store, plan = AsyncRedisStore(parse(server.address)), a_plan()
@@ -614,11 +514,11 @@ class TestTheCallers:
         assert first.run(Call(Verb.CHECK, plan)).remaining == 98
         first.close()
 
-    def test_closed_while_connecting(self, own: RedisServer) -> None:
-        own.send(signal.SIGSTOP)
+    def test_closed_while_connecting(self, own_redis: RedisServer) -> None:
+        own_redis.send(signal.SIGSTOP)
 
         async def run(turns: int) -> None:
-            store = AsyncRedisStore(parse(at(own)))
+            store = AsyncRedisStore(parse(at(own_redis)))
             asking = asyncio.ensure_future(store.run(Call(Verb.CHECK, a_plan())))
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -630,7 +530,7 @@ class TestTheCallers:
         for turns in range(1, 8):
             asyncio.run(run(turns))
 
-    def test_closed_with_a_question_in_the_air(self, between: Proxy, opened: Open) -> None:
+    def test_closed_during_a_call(self, between: Proxy, opened: Open) -> None:
         store, plan = opened(between.address(PATIENT)), a_plan()
         store.run(Call(Verb.CHECK, plan))
         between.open.clear()
@@ -648,7 +548,7 @@ class TestTheCallers:
         assert store.run(Call(Verb.CHECK, plan)), "a store that is used again opens again"
 
     def test_an_attempt_to_connect_that_was_cancelled_is_not_the_last(self, server: RedisServer) -> None:
-        """As when a server that shuts down cancels all tasks, and then still asks."""
+        """As when a server that shuts down cancels all tasks, and then calls the store again."""
 
         async def run() -> None:
             store = AsyncRedisStore(parse(server.address))
@@ -672,8 +572,8 @@ class TestTheCallers:
 
         asyncio.run(run())
 
-    async def test_a_thousand_failures_later_it_still_tries(self, own: RedisServer) -> None:
-        store = AsyncRedisStore(parse(own.address))
+    async def test_a_thousand_failures_later_it_still_tries(self, own_redis: RedisServer) -> None:
+        store = AsyncRedisStore(parse(own_redis.address))
         assert await store.run(Call(Verb.CHECK, a_plan()))
         for connection in batcher_of(store).connections:
             for _ in range(2000):
@@ -684,8 +584,8 @@ class TestTheCallers:
         await store.close()
 
     def test_a_forked_child_has_connections_and_locks_of_its_own(self, server: RedisServer) -> None:
-        store, told = RedisStore(parse(f"{server.address}&connections=1")), Told()
-        assert told.right(store, 0)
+        store, keys = RedisStore(parse(f"{server.address}&connections=1")), Keys()
+        assert keys.right(store, 0)
         pool = store._servers
         assert isinstance(pool, Pool)
         pool._free.get()  # as if another thread of the parent were asking
@@ -693,9 +593,9 @@ class TestTheCallers:
             warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork with threads
             child = os.fork()
         if child == 0:  # the child: nothing of pytest may run
-            os._exit(0 if outcome(lambda: all(told.right(store, number) for number in range(16))) is True else 1)
+            os._exit(0 if outcome(lambda: all(keys.right(store, number) for number in range(16))) is True else 1)
         pool._free.put(None)
-        assert all(told.right(store, number) for number in range(16))
+        assert all(keys.right(store, number) for number in range(16))
         assert os.waitpid(child, 0)[1] == 0
         store.close()
 
@@ -719,7 +619,6 @@ async def closing(store: AsyncRedisStore, plan: Plan) -> Any:
 
 
 def batcher_of(store: AsyncRedisStore) -> Batcher:
-    """The connections of a store to its only server."""
     found = store._connections.of(asyncio.get_running_loop())
     assert isinstance(found, Batcher)
     return found
@@ -731,3 +630,60 @@ def assert_clean(store: AsyncRedisStore) -> None:
         assert not connection.batch
         assert not connection._expected
         assert not connection._reader.has_data()
+
+
+QUOTA = Quota(10, 3600 * 1_000_000)
+
+
+@pytest.mark.parametrize("alien", [("LPUSH", "x"), ("SET", "short")], ids=["type", "content"])
+def test_a_key_with_something_else_in_it_fails_alone(server: RedisServer, alien: tuple[str, str]) -> None:
+    limits = family(QUOTA)
+    bad = limits.plan("bad")
+    server.ask(alien[0], key_of(bad[0].space, bad[0].principal), alien[1])
+    server.ask("PEXPIRE", key_of(bad[0].space, bad[0].principal), 3_600_000)
+
+    async def run() -> list[object]:
+        store = open_async_store(server.address)
+        try:
+            await store.ready()
+            plans = [bad, *(limits.plan(f"good-{number}") for number in range(63))]
+            return list(
+                await asyncio.gather(*[store.run(Call(Verb.CHECK, plan)) for plan in plans], return_exceptions=True)
+            )
+        finally:
+            await store.close()
+
+    answer, *others = asyncio.run(run())
+    assert isinstance(answer, OutcomeUnknown)
+    assert [getattr(other, "remaining", other) for other in others] == [9] * 63
+
+
+ASKING = """
+import signal, sys
+from headgate import Limiter
+limiter = Limiter("5/hour", store=sys.argv[1], on_store_failure="raise")
+print(limiter.check("user").allowed, flush=True)
+sys.stdin.readline()
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+try:
+    limiter.check("user")
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+def test_a_call_ends_though_signals_interrupt_it_again_and_again() -> None:
+    with redis_server() as server:
+        address = f"redis://127.0.0.1:{server.port}/0?timeout=1&connect_timeout=20"
+        asking = subprocess.Popen(
+            [sys.executable, "-c", ASKING, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert asking.stdout
+        assert asking.stdout.readline() == "True\n"
+        server.send(signal.SIGSTOP)
+        try:
+            said, _ = asking.communicate("go on\n", timeout=60)
+        finally:
+            asking.kill()
+        assert said == "OutcomeUnknown\n"

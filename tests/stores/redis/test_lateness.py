@@ -1,4 +1,4 @@
-"""Short deadlines: a process that is late itself does not blame the server, and what is late together fails once."""
+"""Short deadlines: delays of this process are not failures of the server, and calls late together are one failure."""
 
 from __future__ import annotations
 
@@ -6,49 +6,40 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from typing import Any
 
 import pytest
 import uvloop
 
-from headgate.core.decision import Decision
-from headgate.core.errors import StoreError
+from headgate import AsyncFailoverStore, Decision, Quota, StoreError, open_store
 from headgate.core.plan import Call, Family, Verb
-from headgate.core.quota import Quota
-from headgate.stores import failover, open_store
+from headgate.stores import failover
 from headgate.stores.deadlines import TICK
-from headgate.stores.failover import AsyncFailoverStore, Reason
+from headgate.stores.failover import Reason
 from headgate.stores.redis import batching, connection
 from headgate.stores.redis.address import parse
 from headgate.stores.redis.connection import LOOK_FROM
 from headgate.stores.redis.store import AsyncRedisStore
 from tests.proxy import Proxy, proxy
-from tests.servers import RedisServer, redis_server
+from tests.servers import RedisServer
 
 FAMILY = Family("late", Quota.parse("100/hour"))
 TEN = Family("ten", Quota.parse("10/hour"))
 Loops = Callable[[], asyncio.AbstractEventLoop]
 
 
-@pytest.fixture
-def own() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
-
-
 @pytest.mark.parametrize("loops", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_an_answer_that_has_arrived_counts_though_nobody_looked_in_time(
-    own: RedisServer, loops: Loops, monkeypatch: pytest.MonkeyPatch
+def test_an_answer_that_arrived_in_time_counts_though_it_was_read_late(
+    own_redis: RedisServer, loops: Loops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (batching, connection):  # between the last looks a busy machine lets the server answer, too
         monkeypatch.setattr(module, "LOOK_EVERY", 20.0)
         monkeypatch.setattr(module, "LOOK_FROM", 0.0)
 
     async def run() -> None:
-        store = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=0.2&connect_timeout=20"))
+        store = AsyncRedisStore(parse(f"redis://127.0.0.1:{own_redis.port}/0?timeout=0.2&connect_timeout=20"))
         try:
             await store.run(Call(Verb.PEEK, FAMILY.plan("ada")))
             asked = [asyncio.ensure_future(store.run(Call(Verb.CHECK, FAMILY.plan("ada")))) for _ in range(200)]
@@ -64,7 +55,7 @@ def test_an_answer_that_has_arrived_counts_though_nobody_looked_in_time(
         runner.run(run())
 
 
-def test_the_last_looks_are_part_of_the_time_that_a_caller_gives(own: RedisServer) -> None:
+def test_the_last_reads_are_within_the_deadline(own_redis: RedisServer) -> None:
     """Or a caller who waits 20 ms, as Envoy does, would be answered in vain."""
     timers: list[float] = []
 
@@ -74,7 +65,7 @@ def test_the_last_looks_are_part_of_the_time_that_a_caller_gives(own: RedisServe
             return super().call_at(when, *arguments, **options)
 
     async def run() -> None:
-        store = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=50&connections=1"))
+        store = AsyncRedisStore(parse(f"redis://127.0.0.1:{own_redis.port}/0?timeout=50&connections=1"))
         try:
             await store.run(Call(Verb.PEEK, FAMILY.plan("ada")))
             timers.clear()
@@ -92,18 +83,18 @@ def test_the_last_looks_are_part_of_the_time_that_a_caller_gives(own: RedisServe
         runner.run(run())
 
 
-async def test_questions_that_are_late_together_are_one_failure(own: RedisServer) -> None:
-    inner = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=1&connections=1"))
+async def test_calls_that_are_late_together_are_one_failure(own_redis: RedisServer) -> None:
+    inner = AsyncRedisStore(parse(f"redis://127.0.0.1:{own_redis.port}/0?timeout=1&connections=1"))
     store = AsyncFailoverStore(inner)
     try:
         await until_open(inner)
-        own.send(signal.SIGSTOP)
+        own_redis.send(signal.SIGSTOP)
         decisions = await asyncio.gather(*[store.run(Call(Verb.CHECK, FAMILY.plan("ada"))) for _ in range(50)])
         assert {decision.degraded for decision in decisions} <= {*Reason}
         assert all(decision.degraded for decision in decisions)
         assert store.statistics().openings == 0, "one batch was lost, and those who waited for it"
     finally:
-        own.send(signal.SIGCONT)
+        own_redis.send(signal.SIGCONT)
         await store.close()
 
 
@@ -128,9 +119,9 @@ async def until_late(store: AsyncFailoverStore, answers: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def hurried(own: RedisServer) -> AsyncIterator[tuple[AsyncFailoverStore, Proxy]]:
+async def hurried(own_redis: RedisServer) -> AsyncIterator[tuple[AsyncFailoverStore, Proxy]]:
     """A store behind a proxy that can hold replies, for callers that wait for 50 ms only."""
-    with proxy(own.port) as between:
+    with proxy(own_redis.port) as between:
         whole = AsyncFailoverStore(AsyncRedisStore(parse(between.address("timeout=60&connections=1"))))
         try:
             await whole.run(Call(Verb.PEEK, TEN.plan("warm")))
@@ -140,7 +131,7 @@ async def hurried(own: RedisServer) -> AsyncIterator[tuple[AsyncFailoverStore, P
 
 
 @pytest.mark.parametrize("shadow", [False, True], ids=["enforced", "shadow alone"])
-async def test_what_a_late_answer_said_is_known_to_the_next_decision(own: RedisServer, *, shadow: bool) -> None:
+async def test_a_late_answer_counts_for_the_next_decision(own_redis: RedisServer, *, shadow: bool) -> None:
     plan = TEN.plan("ada")
     call = Call(Verb.CHECK, (), shadow=(plan,)) if shadow else Call(Verb.CHECK, plan)
 
@@ -148,9 +139,9 @@ async def test_what_a_late_answer_said_is_known_to_the_next_decision(own: RedisS
         decision = await store.run(call)
         return decision.shadow[0] if shadow else decision
 
-    async with hurried(own) as (store, between):
+    async with hurried(own_redis) as (store, between):
         assert (await asked(store.within(60))).remaining == 9
-        with closing(open_store(own.address)) as other:
+        with closing(open_store(own_redis.address)) as other:
             assert other.run(Call(Verb.CHECK, plan, 8)).remaining == 1
         between.open.clear()
         decision = await asked(store)
@@ -167,12 +158,12 @@ async def test_what_a_late_answer_said_is_known_to_the_next_decision(own: RedisS
 
 
 def test_late_answers_are_counted_apart_from_outages_and_logged_once_in_a_while(
-    own: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failover, "LATE_EVERY_US", 3600 * 1_000_000)  # a while that no machine is too slow for
 
     async def run() -> None:
-        async with hurried(own) as (store, between):
+        async with hurried(own_redis) as (store, between):
             for times in range(1, 9):
                 between.open.clear()
                 assert (await store.run(Call(Verb.CHECK, TEN.plan("ada")))).degraded == Reason.OUTCOME_UNKNOWN
@@ -187,9 +178,9 @@ def test_late_answers_are_counted_apart_from_outages_and_logged_once_in_a_while(
     assert len(caplog.messages) == 1
 
 
-async def test_a_limit_holds_though_many_answers_are_late(own: RedisServer) -> None:
-    """The one node there is knows what is left, from the store or by itself: no more than the limit passes."""
-    async with hurried(own) as (store, between):
+async def test_a_limit_holds_though_many_answers_are_late(own_redis: RedisServer) -> None:
+    """The only node knows what is left, from the store or from its own decisions: no more than the limit passes."""
+    async with hurried(own_redis) as (store, between):
         admitted, late = 0, 0
         for number in range(40):
             if number % 3 == 2:
@@ -204,8 +195,8 @@ async def test_a_limit_holds_though_many_answers_are_late(own: RedisServer) -> N
         assert admitted == 10
 
 
-async def test_who_waits_longer_is_answered_though_others_on_the_same_connection_could_not(own: RedisServer) -> None:
-    async with hurried(own) as (store, between):
+async def test_callers_with_longer_deadlines_are_answered_on_the_same_connection(own_redis: RedisServer) -> None:
+    async with hurried(own_redis) as (store, between):
         patient = store.within(60)
         between.open.clear()
         waiting = asyncio.ensure_future(patient.run(Call(Verb.CHECK, TEN.plan("bob"))))
@@ -215,9 +206,11 @@ async def test_who_waits_longer_is_answered_though_others_on_the_same_connection
 
 
 @pytest.mark.parametrize("loops", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_burst_that_keeps_this_process_busy_is_decided_by_the_server(own: RedisServer, loops: Loops) -> None:
+def test_a_burst_that_keeps_this_process_busy_is_decided_by_the_server(own_redis: RedisServer, loops: Loops) -> None:
+    """The burst takes several timeouts, and even on a busy machine less than `BUSY_SHARE` allows: sixteen of them."""
+
     async def run() -> None:
-        inner = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=0.2&connect_timeout=20"))
+        inner = AsyncRedisStore(parse(f"redis://127.0.0.1:{own_redis.port}/0?timeout=0.6&connect_timeout=20"))
         store = AsyncFailoverStore(inner)
 
         async def work() -> Decision:
@@ -238,18 +231,20 @@ def test_a_burst_that_keeps_this_process_busy_is_decided_by_the_server(own: Redi
         runner.run(run())
 
 
-async def test_calls_for_which_there_is_no_room_say_so_and_are_no_failure(
-    own: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batching, "LONGEST_QUEUE", 10)
-    inner = AsyncRedisStore(parse(f"redis://127.0.0.1:{own.port}/0?timeout=20"))
-    store = AsyncFailoverStore(inner)
-    try:
-        await until_open(inner)
-        decisions = await asyncio.gather(*[store.run(Call(Verb.CHECK, FAMILY.plan("ada"))) for _ in range(100)])
-        reasons = Counter(decision.degraded for decision in decisions)  # idle connections take some at once
-        assert reasons.keys() == {"", "overloaded"}
-        assert reasons["overloaded"] >= 80
-        assert store.statistics().breakers[""].failures == 0
-    finally:
-        await store.close()
+async def test_no_deadline_is_lost_when_its_clock_goes_back_between_the_last_reads(own_redis: RedisServer) -> None:
+    """As on a busy machine, when a tick finds that this process has used the time itself."""
+    async with hurried(own_redis) as (store, between):
+        between.open.clear()
+        asked = asyncio.ensure_future(store.run(Call(Verb.CHECK, TEN.plan("ada"))))
+        redis = store._store
+        assert isinstance(redis, AsyncRedisStore)
+        batcher = redis._connections.of(asyncio.get_running_loop())
+        assert isinstance(batcher, batching.Batcher)
+        (only,) = batcher.connections
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert only.batch
+        only._looks = connection.LOOKS
+        async with asyncio.timeout(30):
+            assert (await asked).degraded == Reason.OUTCOME_UNKNOWN
+        between.open.set()

@@ -1,4 +1,4 @@
-"""A primary is found through any Sentinel that knows it, and found again when another takes its place."""
+"""The primary is found through any Sentinel that knows it, and found again after a failover."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TestDiscovery:
             with pytest.raises(StoreUnavailable, match=r"Sentinel.*cannot connect"):
                 store.run(Call(Verb.CHECK, a_plan()))
 
-    def test_a_service_that_nobody_knows(self, sentinels: RedisSentinels, opened: Open) -> None:
+    def test_an_unknown_service(self, sentinels: RedisSentinels, opened: Open) -> None:
         store = opened(sentinels.address_with(*sentinels.watchers, service="limitz"))
         with pytest.raises(StoreUnavailable, match="does not know the service 'limitz'"):
             store.run(Call(Verb.CHECK, a_plan()))
@@ -62,11 +62,6 @@ class TestDiscovery:
         store = opened(f"redis+sentinel://127.0.0.1:{server.port}/limits?timeout=20&connect_timeout=20")
         with pytest.raises(StoreUnavailable, match=r"(?i)sentinel"):
             store.run(Call(Verb.CHECK, a_plan()))
-
-    def test_a_database_number(self, sentinels: RedisSentinels, opened: Open) -> None:
-        plan, address = a_plan(), sentinels.address.replace("/limits?", "/limits/{}?")
-        assert opened(address.format(3)).run(Call(Verb.CHECK, plan)).remaining == LIMIT - 1
-        assert opened(address.format(4)).run(Call(Verb.CHECK, plan)).remaining == LIMIT - 1
 
     def test_passwords_of_the_servers_and_of_the_sentinels(self, opened: Open) -> None:
         """They are not the same."""
@@ -94,7 +89,7 @@ def guarded() -> Iterator[RedisSentinels]:
 
 @contextmanager
 def stale(named: RedisServer) -> Iterator[RedisServer]:
-    """A sentinel that took `named` for the primary once, and has not heard of anybody since."""
+    """A sentinel that once took `named` for the primary, and has heard of no other server since."""
     lines = f"sentinel monitor {SERVICE} 127.0.0.1 {named.port} 1", f"sentinel down-after-milliseconds {SERVICE} 999999"
     with own_folder() as folder, ending([sentinel := RedisServer(folder, *lines, sentinel=True)]):
         yield sentinel.start()
@@ -120,7 +115,7 @@ class TestAStaleView:
                 store.run(Call(Verb.CHECK, plan))
             assert resumed(lambda: store.run(Call(Verb.CHECK, plan))).remaining == LIMIT - 1
 
-    def test_a_primary_that_has_lost_its_replicas_makes_a_client_ask_another_sentinel(
+    def test_after_a_primary_lost_its_replicas_another_sentinel_is_queried(
         self, guarded: RedisSentinels, opened: Open
     ) -> None:
         """It is still a primary by its own account; but the others have replaced it."""
@@ -151,7 +146,7 @@ class TestFailover:
                 asked.until_answered(range(len(plans)), seconds=RESUME)
                 until(lambda: own.is_at_peace, "a new primary", GIVE_UP)
             self.no_errors_from_now_on(asked)
-            old.start()  # it thinks that it is the primary, until the sentinels tell it otherwise
+            old.start()  # it takes itself for the primary until the sentinels make it a replica
             until(lambda: own.is_at_peace, "the old primary is a replica", GIVE_UP)
             self.no_errors_from_now_on(asked, LIMIT)
         assert own.primary is not old
@@ -159,7 +154,7 @@ class TestFailover:
 
     @each_kind
     def test_the_primary_is_replaced_though_it_lives(self, own: RedisSentinels, kind: str) -> None:
-        """The old one is read-only then: nobody stays with it."""
+        """The old one is read-only then: callers do not stay with it."""
         plans = [family(lasting(LIMIT)).plan(f"user-{number}") for number in range(KINDS[kind])]
         with load(store_for(kind, own.address), plans, KINDS[kind]) as asked:
             for _ in range(2):
@@ -179,7 +174,7 @@ class TestFailover:
         for turn in range(3, 20):
             assert store.run(Call(Verb.CHECK, plan)).remaining == LIMIT - turn
 
-    def test_it_goes_on_without_sentinels_while_the_primary_lives(self, own: RedisSentinels, opened: Open) -> None:
+    def test_without_sentinels_the_primary_still_serves(self, own: RedisSentinels, opened: Open) -> None:
         store, plan = opened(own.address), a_plan()
         assert store.run(Call(Verb.CHECK, plan))
         for watcher in own.watchers:

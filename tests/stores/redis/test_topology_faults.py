@@ -1,6 +1,6 @@
-"""A server dies under load: only those whose keys it had notice, they are told in time, and they are served again soon.
+"""A server dies under load: only callers of its keys get errors, in time, and are served again soon.
 
-And with a failover store around nobody gets an error at all, and nobody waits for what is known to be gone.
+With a failover store around it, no caller gets an error, and none waits for a server that is known to be down.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from headgate.core.decision import Decision
-from headgate.core.errors import StoreError, StoreUnavailable
+from headgate import AsyncFailoverStore, Decision, FailoverStore, StoreError, StoreUnavailable
 from headgate.core.plan import Call, Verb
 from headgate.stores.base import Store
-from headgate.stores.failover import AsyncFailoverStore, FailoverStore, Statistics
+from headgate.stores.failover import Statistics
 from headgate.testing.conformance import family
 from tests.clusters import RedisCluster, redis_cluster
 from tests.sentinels import redis_sentinels
@@ -27,6 +26,7 @@ from tests.stores.redis.load import (
     KINDS,
     RESUME,
     Load,
+    async_only,
     is_decided,
     lasting,
     load,
@@ -64,14 +64,13 @@ class Shards:
 
 
 def failing_over(kind: str, address: str) -> Any:
-    """Return a failover store for callers of a kind."""
     around = FailoverStore if kind == "threads" else AsyncFailoverStore
     return around(store_for(kind, address), mode="local", pause=0.05, longest_pause=0.2)
 
 
 def nobody_waited(asked: Load, statistics: Statistics) -> bool:
     """Was everybody who found the circuit open answered without asking the store?"""
-    reasons = Counter(told.answer.degraded for told in asked.history if isinstance(told.answer, Decision))
+    reasons = Counter(outcome.answer.degraded for outcome in asked.history if isinstance(outcome.answer, Decision))
     assert reasons["circuit_open"], "some found it open"
     unanswered = sum(number for reason, number in reasons.items() if reason not in {"", "circuit_open"})
     return sum(statistics.failures.values()) == unanswered
@@ -95,7 +94,9 @@ class TestACluster:
         for number in shards.on_lost:
             assert asked.admitted(number) <= 2 * LIMIT, "some charges may be lost with the primary"
         for number in shards.on_others:
-            meanwhile = [told for told in asked.since(killed_at) if told.number == number and told.ended < resumed_at]
+            meanwhile = [
+                outcome for outcome in asked.since(killed_at) if outcome.number == number and outcome.ended < resumed_at
+            ]
             assert len(meanwhile) >= 20, "and have not stopped"
 
     @each_kind
@@ -111,14 +112,15 @@ class TestACluster:
                 asked.until_answered(shards.on_others, 20)
                 asked.until_answered(shards.on_lost, seconds=RESUME)
             asked.until_answered(range(len(shards.plans)), LIMIT)
-        assert asked.errors() == [], "nobody got an error"
+        assert asked.errors() == [], "no caller got an error"
         assert nobody_waited(asked, statistics())
         for number in shards.on_others:
             assert not any(decision.degraded for decision in asked.decisions(number)), "only one shard was degraded"
             assert asked.admitted(number) == LIMIT
 
-    @each_kind
-    def test_loses_the_only_server_that_it_was_told_of(self, own: RedisCluster, kind: str) -> None:
+    def test_loses_its_only_seed(self, own: RedisCluster) -> None:
+        """Callers of both kinds share the discovery of servers."""
+        kind = "tasks"
         shards = Shards(own, KINDS[kind])
         address = own.address_with(shards.lost, options=OPTIONS)
         with load(store_for(kind, address), shards.plans, KINDS[kind]) as asked:
@@ -148,6 +150,7 @@ class TestACluster:
         assert [asked.admitted(number) for number in shards.on_others] == [LIMIT] * len(shards.on_others)
         assert all(asked.admitted(number) <= 2 * LIMIT for number in shards.on_lost)
 
+    @async_only
     def test_loses_a_primary_twice(self, own: RedisCluster, opened: Open) -> None:
         """The second time that one which was a replica; and the first comes back in between."""
         store = opened(own.address_with(*own.nodes, options=OPTIONS))
@@ -192,9 +195,9 @@ class TestAClusterWithoutReplicas:
             assert resumed(lambda: store.run(Call(Verb.CHECK, gone))).remaining == LIMIT - 1
         assert all(store.run(Call(Verb.CHECK, plan)) for plan in living)
 
-    @each_kind
-    def test_plans_over_several_shards_are_served_as_soon_as_a_shard_that_hung_is(self, kind: str) -> None:
+    def test_plans_over_several_shards_are_served_as_soon_as_a_shard_that_hung_is(self) -> None:
         """Its circuit is one for all plans that it has a part in: once closed, none of them is degraded any more."""
+        kind = "tasks"
         with redis_cluster(3, 0) as cluster:
             hung, *others = cluster.primaries
             (first,), (second,) = plans_on(others[0], 1, 1_000_000), plans_on(others[1], 1, 1_000_000)
@@ -212,9 +215,10 @@ class TestAClusterWithoutReplicas:
                 until(lambda: store.statistics().recoveries, "the circuit closes", GIVE_UP)
                 back = time.monotonic()
                 asked.until_answered(range(len(asked.plans)), 10, since=back)
-            assert [told for told in asked.since(back) if not is_decided(told.answer)] == []
+            assert [outcome for outcome in asked.since(back) if not is_decided(outcome.answer)] == []
             assert len(store.statistics().breakers) == 3, "one for each server"
 
+    @async_only
     def test_most_are_lost_and_the_cluster_is_down(self, bare: RedisCluster, opened: Open) -> None:
         store, (left, *lost) = opened(bare.address_with(*bare.nodes, options=OPTIONS)), bare.primaries
         (plan,) = plans_on(left, 1, LIMIT)
@@ -231,7 +235,8 @@ class TestAClusterWithoutReplicas:
             again = resumed(lambda: store.run(Call(Verb.CHECK, plan)))
         assert again.remaining == LIMIT - 2, "refused, and so not charged"
 
-    def test_a_slot_that_nobody_has(self, bare: RedisCluster, opened: Open) -> None:
+    @async_only
+    def test_a_slot_without_an_owner(self, bare: RedisCluster, opened: Open) -> None:
         store, (first, *_) = opened(bare.address), bare.primaries
         one, other = plans_on(first, 2, LIMIT)
         assert store.run(Call(Verb.CHECK, one))
@@ -246,8 +251,8 @@ class TestAClusterWithoutReplicas:
 
 
 class TestSentinels:
-    @each_kind
-    def test_replace_a_primary_behind_a_failover_store(self, kind: str) -> None:
+    def test_replace_a_primary_behind_a_failover_store(self) -> None:
+        kind = "tasks"
         with redis_sentinels() as sentinels:
             plans = [family(lasting(LIMIT)).plan(f"user-{number}") for number in range(KINDS[kind])]
             store = failing_over(kind, sentinels.address_with(*sentinels.watchers, options=OPTIONS))
@@ -264,7 +269,7 @@ class TestSentinels:
 
     @staticmethod
     def verify(asked: Load, statistics: Statistics) -> None:
-        assert asked.errors() == [], "nobody got an error"
+        assert asked.errors() == [], "no caller got an error"
         assert nobody_waited(asked, statistics)
         assert statistics.openings == statistics.recoveries
         for number in range(len(asked.plans)):
@@ -274,6 +279,5 @@ class TestSentinels:
 
 
 def flags_of(observer: RedisServer, node: RedisServer) -> str:
-    """Return what a node of a cluster thinks of another one."""
     lines: list[str] = observer.ask("CLUSTER", "NODES").decode().splitlines()
     return next(line.split()[2] for line in lines if f":{node.port}@" in line)

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from headgate.admin.console.forms import Form
-from headgate.admin.routes.asking import decoded
+from headgate.admin.routes.requests import parse_json
 from headgate.config.problems import Finding, Findings, InvalidRules, ProblemKind
-from headgate.config.yaml_text import Document, resolved
+from headgate.config.yaml_text import Document, resolve_scalar
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import UsageError
 from headgate.core.mode import Mode
@@ -77,8 +77,6 @@ FIELDS: Mapping[str, FormField] = {
 
 
 class Draft(NamedTuple):
-    """A rule in the editor."""
-
     body: dict[str, Any]
     """The rule in both forms, valid or not; the last one if the YAML is no mapping."""
     text: str
@@ -123,7 +121,7 @@ def draft_of(body: dict[str, Any]) -> Draft:
 
 def read(form: Form, rule_id: str) -> Draft:
     """Return the draft in a form; `rule_id` is empty for a new rule. Raises UsageError."""
-    base, text = decoded(form.get("base", "").encode()), form.get("yaml", "")
+    base, text = parse_json(form.get("base", "").encode()), form.get("yaml", "")
     if not isinstance(base, dict):
         raise UsageError("the form lacks the original rule: reload the page")
     known = fields_of(base)
@@ -136,15 +134,17 @@ def read(form: Form, rule_id: str) -> Draft:
     body = document.data
     if not isinstance(body, dict):
         return Draft(base, text, known | typed, _problems(document, rule_id))
-    if edits:
-        edited = _with_fields(body, edits)
+    if edits:  # empty fields are removed
+        edited = {name: value for name, value in body.items() if name not in edits}
+        edited |= {name: _meant(FIELDS[name].kind, typed) for name, typed in edits.items() if typed}
+        edited = _in_order(edited)
         if edited != body:
             body, text = edited, data_to_yaml(edited)
             document = _document(text)
     return Draft(body, text, fields_of(body), _problems(document, rule_id))
 
 
-def merged(old: Any, ours: Draft, theirs: Any, rule_id: str) -> Draft:
+def merge(old: Any, ours: Draft, theirs: Any, rule_id: str) -> Draft:
     """Merge a draft with a concurrent change of the rule; where both differ from `old`, the draft wins."""
     if any(each.kind is ProblemKind.SYNTAX for each in ours.problems):
         return ours
@@ -170,7 +170,6 @@ def base_of(draft: Draft) -> str:
 
 
 def fields_of(body: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields of a body, valid or not."""
     return {name: _shown(each.kind, body.get(name)) for name, each in FIELDS.items()}
 
 
@@ -184,13 +183,6 @@ def _shown(kind: str, value: Any) -> str:
     if isinstance(value, dict):
         return "\n".join(f"{name}={_shown('', inner)}" for name, inner in value.items())
     return str(value)
-
-
-def _with_fields(body: Mapping[str, Any], edits: Mapping[str, str]) -> dict[str, Any]:
-    """Apply edited fields to a rule; empty ones are removed."""
-    edited = {name: value for name, value in body.items() if name not in edits}
-    edited |= {name: _meant(FIELDS[name].kind, text) for name, text in edits.items() if text}
-    return _in_order(edited)
 
 
 def _in_order(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,7 +200,7 @@ def _meant(kind: str, text: str) -> Any:
             lines = [line.partition("=") for line in text.split("\n") if line.strip()]
             return {name.strip(): value.strip() if sign else None for name, sign, value in lines}
         case "number" | "flag":
-            return resolved(text)
+            return resolve_scalar(text)
     return text
 
 
@@ -224,7 +216,7 @@ def _document(text: str) -> Document:
             left += inner
         if count <= _MOST_VALUES:
             return document
-    message = f"a rule has at most {_LONGEST:_} characters and {_MOST_VALUES:_} values"
+    message = f"a rule must have at most {_LONGEST:_} characters and {_MOST_VALUES:_} values"
     raise InvalidRules([Finding(message, line=1, column=1, kind=ProblemKind.SYNTAX)])
 
 

@@ -8,15 +8,18 @@ from urllib.parse import parse_qsl
 
 from litestar import Request
 from litestar.connection import ASGIConnection
+from litestar.di import NamedDependency
 from litestar.exceptions import ClientException, PermissionDeniedException
 from litestar.handlers import BaseRouteHandler
 
 from headgate.admin.audit import Actor
-from headgate.admin.routes.asking import LONGEST_JSON, WebRequest, actor_with
-from headgate.admin.security import BodyTooLarge
+from headgate.admin.routes.requests import LONGEST_JSON, WebRequest, actor_with
+from headgate.admin.security import body_too_large
 from headgate.core.errors import UsageError
 
 Form = dict[str, str]
+FormFields = NamedDependency[Form]
+"""The fields of the submitted form, for routes."""
 _ENCODING = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 1000
 
@@ -27,7 +30,7 @@ async def form_of(request: WebRequest) -> Form:
         raise ClientException(f"the media type of a form must be {_ENCODING}", status_code=415)
     body = await request.body()
     if len(body) > LONGEST_JSON:
-        raise BodyTooLarge(LONGEST_JSON)
+        raise body_too_large(LONGEST_JSON)
     try:
         pairs = parse_qsl(
             body.decode("ascii"),
@@ -57,7 +60,6 @@ def actor_of(request: WebRequest, form: Form) -> Actor:
 
 
 def number_of(form: Form, name: str) -> int:
-    """Return a hidden field with a number. Raises UsageError."""
     text = form.get(name, "")
     if not text.isdecimal() or len(text) > 18:
         raise UsageError(f"the form has no number {name}: reload the page")

@@ -1,9 +1,9 @@
-"""Rendering of templates, with their common variables, and filters for numbers, times and differences."""
+"""Rendering of templates, with their common variables, and texts for numbers, times, differences and rules."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import islice
@@ -15,9 +15,13 @@ from litestar import Response
 from markupsafe import Markup
 
 from headgate.admin.keys import KeyRole
-from headgate.admin.routes.asking import WebRequest
+from headgate.admin.routes.requests import WebRequest
 from headgate.admin.tables import epoch_us
+from headgate.core.algorithms import Algorithm
+from headgate.core.mode import Mode
+from headgate.core.quota import SECOND, Quota
 from headgate.policy.dumping import data_to_yaml
+from headgate.policy.model import Rule
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -30,10 +34,19 @@ NOTHING = "\u2013"
 """Shown instead of a missing number."""
 _SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
+_PERIODS = {SECOND: "second", 60 * SECOND: "minute", 3600 * SECOND: "hour", 86400 * SECOND: "day"}
+_LENGTHS = ((86400 * SECOND, "d"), (3600 * SECOND, "h"), (60 * SECOND, "min"), (SECOND, "s"), (1000, "ms"), (1, "us"))
+_EACH = {"user": "user", "ip": "address", "apikey": "API key", "endpoint": "path"}
+_FAILURES = {
+    Mode.ALLOW: "lets all requests pass",
+    Mode.DENY: "refuses all requests",
+    Mode.LOCAL: "counts on each node alone",
+}
+KINDS = {"user": "user", "apikey": "key", "ip": "address"}
+"""The kinds of callers with a page of their own, by dimension."""
+
 
 class Entry(NamedTuple):
-    """A page in the navigation."""
-
     path: str
     name: str
     role: KeyRole = KeyRole.VIEWER
@@ -106,7 +119,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Write a length of time in its largest unit: 90 s, 3 h."""
+    """Write a duration in its largest unit: 90 s, 3 h."""
     for length, unit in _SPANS:
         if seconds >= 2 * length or (seconds >= length and seconds % length == 0):
             return f"{seconds / length:.0f}\u202f{unit}"
@@ -128,6 +141,53 @@ def link(path: str, /, **query: Any) -> str:
     """Return the address of a page, without parameters that are None or empty."""
     given = {name: value for name, value in query.items() if value not in {None, ""}}
     return f"{path}?{urlencode(given)}" if given else path
+
+
+def caller_link(dimension: str, name: str) -> str:
+    """Return the address of the page of a caller; empty if it has none."""
+    return link("/who", **{KINDS[dimension]: name}) if dimension in KINDS else ""
+
+
+def limits_text(quotas: Iterable[Quota]) -> str:
+    """Return limits in words: 100 per minute, 20 more at once."""
+    return "; ".join(map(_limit_text, quotas))
+
+
+def _limit_text(quota: Quota) -> str:
+    if not quota.limit:
+        return f"{number(quota.burst)} once"
+    if quota.calendar is not None:
+        return f"{number(quota.limit)} per {quota.calendar.unit} ({quota.calendar.zone})"
+    text = f"{number(quota.limit)} per {window_text(quota.window_us)}"
+    if not quota.burst:
+        return text
+    by_burst = quota.burst > 0 and not quota.keeps_capacity
+    return text + (f", {number(quota.burst)} more" if by_burst else f", at most {number(quota.capacity)}") + " at once"
+
+
+def window_text(length_us: int) -> str:
+    """Return a window in words: minute, 15 min."""
+    if length_us in _PERIODS:
+        return _PERIODS[length_us]
+    size, unit = next(each for each in _LENGTHS if length_us % each[0] == 0)
+    return f"{length_us // size}\u202f{unit}"
+
+
+def algorithms_text(quotas: Iterable[Quota]) -> str:
+    """Return how limits count: token bucket."""
+    names = {str(quota.algorithm) if quota.calendar is None else str(Algorithm.FIXED_WINDOW) for quota in quotas}
+    return ", ".join(sorted(name.replace("_", " ") for name in names))
+
+
+def callers_text(rule: Rule) -> str:
+    """Return the dimensions of a rule in words: each user, each user and path, all callers together."""
+    if rule.dimensions == ("global",):
+        return "all callers together"
+    return "each " + " and ".join(_EACH.get(name, name) for name in rule.dimensions)
+
+
+def failure_text(rule: Rule) -> str:
+    return "follows the default of the service" if rule.on_store_failure is None else _FAILURES[rule.on_store_failure]
 
 
 def difference(before: Any, after: Any) -> list[tuple[str, str]]:
@@ -190,9 +250,9 @@ def written(value: float) -> str:
     return number(value) if value == int(value) else short(value)
 
 
-def line(values: Sequence[float], width: float, height: float, most: float = 0) -> str:
+def line(values: Sequence[float], width: float, height: float) -> str:
     """Return the points of a line through values, for an SVG of a size."""
-    most = max(most, *values, 1e-9) if values else 1
+    most = max([*values, 1e-9])
     step = width / max(len(values) - 1, 1)
     return " ".join(f"{index * step:.1f},{height - height * value / most:.1f}" for index, value in enumerate(values))
 
@@ -207,4 +267,10 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {"number": number, "short": short, "span": span, "when": when}
-_TEMPLATES.globals |= {"difference": difference, "line": line, "link": link, "percent": percent, "written": written}
+_TEMPLATES.globals |= {
+    each.__name__: each
+    for each in (
+        *(algorithms_text, caller_link, callers_text, difference, failure_text, limits_text, line, link),
+        *(percent, window_text, written),
+    )
+}

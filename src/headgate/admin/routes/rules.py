@@ -10,9 +10,9 @@ from litestar import Response, Router, delete, get, patch, post, put
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
-from headgate.admin.catalog import Catalog
+from headgate.admin.catalog import Catalog, Edited
 from headgate.admin.objects import ObjectKind, Stored, UnknownObject, bodies_of
-from headgate.admin.routes.asking import (
+from headgate.admin.routes.requests import (
     EDITOR,
     VIEWER,
     Admin,
@@ -23,12 +23,12 @@ from headgate.admin.routes.asking import (
     Offset,
     RuleId,
     actor_of,
-    decoded,
+    change_of,
     etag,
-    expected_version,
     given,
     merge_patch_of,
     one_of,
+    parse_json,
 )
 from headgate.admin.service import SORTS
 from headgate.config.times import moment_text
@@ -60,7 +60,7 @@ async def list_rules(
 ) -> Json:
     """List the rules in force."""
     filters = given(dimension=dimension, tier=tier, enabled=enabled, search=search)
-    return (await admin.page(ObjectKind.RULE, filters, sort, offset, limit))._asdict()
+    return (await admin.rules.page(ObjectKind.RULE, filters, sort, offset, limit))._asdict()
 
 
 @post("/rules", opt=EDITOR | {"body": "rule"}, summary="Create a rule", status_code=201)
@@ -69,14 +69,13 @@ async def create_rule(admin: Admin, request: JsonRequest, data: JSONBody[Json]) 
     name = data.get("id", data.get("rule_id"))
     if not isinstance(name, str):
         raise UsageError("a rule needs an id: text of 1 to 64 of A-Z a-z 0-9 _ . : / -")
-    stored, _ = await admin.put(ObjectKind.RULE, name, data, 0, actor_of(request))
-    return _rule(stored, 201)
+    return _edited(await admin.rules.put(ObjectKind.RULE, name, data, actor_of(request), 0))
 
 
 @get("/rules/{rule_id:str}", opt=VIEWER, summary="Get a rule")
 async def get_rule(admin: Admin, rule_id: RuleId) -> Response[Json]:
     """Return a rule, with its version as ETag."""
-    return _rule(await admin.get(ObjectKind.RULE, rule_id))
+    return _shown(await admin.get(ObjectKind.RULE, rule_id))
 
 
 @put("/rules/{rule_id:str}", opt=EDITOR | {"body": "rule"}, summary="Create or replace a rule")
@@ -85,16 +84,14 @@ async def put_rule(admin: Admin, request: JsonRequest, rule_id: RuleId, data: JS
     named = data.get("id", data.get("rule_id", rule_id))
     if named != rule_id:
         raise UsageError(f"the id of the rule is {named!r:.80} in the body, and {rule_id!r} in the path")
-    stored, is_new = await admin.put(ObjectKind.RULE, rule_id, data, expected_version(request), actor_of(request))
-    return _rule(stored, 201 if is_new else 200)
+    return _edited(await admin.rules.put(ObjectKind.RULE, rule_id, data, *change_of(request)))
 
 
 @patch("/rules/{rule_id:str}", opt=EDITOR, summary="Change some fields of a rule")
 async def patch_rule(admin: Admin, request: JsonRequest, rule_id: RuleId) -> Response[Json]:
     """Change the fields in a JSON merge patch (RFC 7396); null deletes one."""
     changed = await merge_patch_of(request)
-    stored = await admin.patch(ObjectKind.RULE, rule_id, changed, expected_version(request), actor_of(request))
-    return _rule(cast("Stored", stored))
+    return _edited(await admin.rules.patch(ObjectKind.RULE, rule_id, changed, *change_of(request)))
 
 
 @delete("/rules/{rule_id:str}", opt=EDITOR, summary="Delete a rule", status_code=204)
@@ -104,8 +101,7 @@ async def delete_rule(admin: Admin, request: JsonRequest, rule_id: RuleId, overr
     A rule that users, tiers or other rules use is not deleted (409). `overrides=drop` deletes it together with the
     overrides of users and tiers.
     """
-    drop = overrides is not None
-    await admin.delete(ObjectKind.RULE, rule_id, expected_version(request), actor_of(request), drop=drop)
+    await admin.rules.delete(ObjectKind.RULE, rule_id, *change_of(request), drop=overrides is not None)
 
 
 @get("/rules/{rule_id:str}/versions", opt=VIEWER, summary="List the versions of a rule")
@@ -122,9 +118,7 @@ async def roll_back_rule(
     admin: Admin, request: JsonRequest, rule_id: RuleId, data: JSONBody[RollbackBody]
 ) -> Response[Json]:
     """Restore an earlier version of a rule, as a new version."""
-    done = await admin.rules.roll_back(
-        ObjectKind.RULE, rule_id, data.version, actor_of(request), expected_version(request)
-    )
+    done = await admin.rules.roll_back(ObjectKind.RULE, rule_id, data.version, *change_of(request))
     shown = {"revision": done.revision, "changed": done.before != done.after}
     return Response(shown, headers=etag(done.after.version if done.after else 0))
 
@@ -162,8 +156,7 @@ async def apply_file(
         text = raw.decode()
     except UnicodeDecodeError:
         raise UsageError("a rules file must be UTF-8 text") from None
-    actor, expected = actor_of(request), expected_version(request)
-    return await admin.changes.apply(text, actor, expected, dry_run=dry_run, replace_users=replace_users, most=changes)
+    return await admin.apply(text, *change_of(request), dry_run=dry_run, replace_users=replace_users, most=changes)
 
 
 # Tiers and settings
@@ -172,11 +165,11 @@ async def apply_file(
 def _objects(kind: ObjectKind, delete_one: HTTPRouteHandler) -> Router:
     @get("/", opt=VIEWER, summary=f"List {kind}s", operation_id=f"list_{kind}s")
     async def list_all(admin: Admin, offset: Offset = 0, limit: Limit = 100) -> Json:
-        return (await admin.page(kind, {}, "id", offset, limit))._asdict()
+        return (await admin.rules.page(kind, {}, "id", offset, limit))._asdict()
 
     @get("/{name:str}", opt=VIEWER, summary=f"Get a {kind}", operation_id=f"get_{kind}")
     async def get_one(admin: Admin, name: Name) -> Response[Any]:
-        return _object(await admin.get(kind, name))
+        return _shown(await admin.get(kind, name))
 
     @put(
         "/{name:str}",
@@ -185,9 +178,8 @@ def _objects(kind: ObjectKind, delete_one: HTTPRouteHandler) -> Router:
         operation_id=f"put_{kind}",
     )
     async def put_one(admin: Admin, request: JsonRequest, name: Name) -> Response[Any]:
-        data = decoded(await request.body())
-        stored, is_new = await admin.put(kind, name, data, expected_version(request), actor_of(request))
-        return _object(stored, 201 if is_new else 200)
+        data = parse_json(await request.body())
+        return _edited(await admin.rules.put(kind, name, data, *change_of(request)))
 
     return Router(f"/{kind}s", route_handlers=[list_all, get_one, put_one, delete_one], tags=[f"{kind}s"])
 
@@ -196,8 +188,7 @@ def _objects(kind: ObjectKind, delete_one: HTTPRouteHandler) -> Router:
 async def patch_tier(admin: Admin, request: JsonRequest, name: Name) -> Response[Any]:
     """Change the members in a JSON merge patch (RFC 7396); null deletes a rule."""
     changed = await merge_patch_of(request)
-    stored = await admin.patch(ObjectKind.TIER, name, changed, expected_version(request), actor_of(request))
-    return _object(cast("Stored", stored))
+    return _edited(await admin.rules.patch(ObjectKind.TIER, name, changed, *change_of(request)))
 
 
 @delete("/{name:str}", opt=EDITOR, summary="Delete a tier", status_code=204)
@@ -206,23 +197,22 @@ async def delete_tier(admin: Admin, request: JsonRequest, name: Name, overrides:
 
     A tier with users is not deleted (409). `overrides=drop` deletes it, and leaves them without a tier.
     """
-    drop = overrides is not None
-    await admin.delete(ObjectKind.TIER, name, expected_version(request), actor_of(request), drop=drop)
+    await admin.rules.delete(ObjectKind.TIER, name, *change_of(request), drop=overrides is not None)
 
 
 @delete("/{name:str}", opt=EDITOR, summary="Delete a setting", status_code=204)
 async def delete_setting(admin: Admin, request: JsonRequest, name: Name) -> None:
     """Delete a setting, so that its default applies."""
-    await admin.delete(ObjectKind.SETTING, name, expected_version(request), actor_of(request))
+    await admin.rules.delete(ObjectKind.SETTING, name, *change_of(request))
 
 
-def _object(stored: Stored, status: int = 200) -> Response[Any]:
-    shown = {"id": stored.id, "value": stored.body, "version": stored.version}
+def _shown(stored: Stored, status: int = 200) -> Response[Any]:
+    shown = {**stored.shown, "version": stored.version}
     return Response(shown, headers=etag(stored.version), status_code=status)
 
 
-def _rule(stored: Stored, status: int = 200) -> Response[Json]:
-    return Response({**stored.written, "version": stored.version}, headers=etag(stored.version), status_code=status)
+def _edited(done: Edited) -> Response[Any]:
+    return _shown(cast("Stored", done.after), 200 if done.before else 201)
 
 
 ROUTES = (

@@ -8,8 +8,8 @@ import msgspec
 from litestar import Response, delete, get, patch, post, put
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
-from headgate.admin.objects import ObjectKind
-from headgate.admin.routes.asking import (
+from headgate.admin.objects import ObjectKind, Stored
+from headgate.admin.routes.requests import (
     EDITOR,
     VIEWER,
     Admin,
@@ -19,11 +19,12 @@ from headgate.admin.routes.asking import (
     Offset,
     UserId,
     actor_of,
+    change_of,
     etag,
-    expected_version,
+    given,
     merge_patch_of,
 )
-from headgate.admin.users import SpecialUser
+from headgate.admin.users import user_of
 from headgate.core.errors import UsageError
 from headgate.policy.request import Request as PolicyRequest
 
@@ -55,8 +56,7 @@ class ExplainBody(msgspec.Struct, forbid_unknown_fields=True):
 @get("/users", opt=VIEWER, summary="List users with a tier or an override")
 async def list_users(admin: Admin, tier: FromQuery[str | None] = None, offset: Offset = 0, limit: Limit = 100) -> Json:
     """List users with a tier or an override."""
-    filters = {} if tier is None else {"tier": tier}
-    return (await admin.page(ObjectKind.USER, filters, "id", offset, limit))._asdict()
+    return (await admin.rules.page(ObjectKind.USER, given(tier=tier), "id", offset, limit))._asdict()
 
 
 @get("/users/{user_id:str}/limits", opt=VIEWER, summary="A user's limits and their present state")
@@ -72,8 +72,8 @@ async def user_limits(admin: Admin, user_id: UserId) -> Response[Json]:
 @put("/users/{user_id:str}/tier", opt=EDITOR, summary="Set the tier of a user")
 async def set_tier(admin: Admin, request: JsonRequest, user_id: UserId, data: JSONBody[TierBody]) -> Response[Json]:
     """Set the tier of a user; empty: none."""
-    user = await admin.users.set_tier(user_id, data.tier, actor_of(request), expected_version(request))
-    return _special(user_id, user)
+    user = await admin.users.set_tier(user_id, data.tier, *change_of(request))
+    return _special(user)
 
 
 @post(
@@ -87,10 +87,9 @@ async def set_override(admin: Admin, request: JsonRequest, user_id: UserId, data
     rule_id = data.pop("rule_id", None)
     if not isinstance(rule_id, str):
         raise UsageError("an override needs a rule_id, which is text")
-    expected = expected_version(request)
-    user = await admin.users.set_override(user_id, rule_id, data, actor_of(request), expected)
+    user = await admin.users.set_override(user_id, rule_id, data, *change_of(request))
     warnings = await admin.users.without_effect(user.body, rule_id)
-    return _special(user_id, user, **({"warnings": warnings} if warnings else {}))
+    return _special(user, **({"warnings": warnings} if warnings else {}))
 
 
 @delete("/users/{user_id:str}/override", opt=EDITOR, summary="End overrides of a user", status_code=200)
@@ -101,8 +100,7 @@ async def end_override(
     rule_id: Annotated[str | None, QueryParameter(max_length=64, description="Of one rule; default: of all.")] = None,
 ) -> Response[Json]:
     """End the override of one rule, or of all."""
-    expected = expected_version(request)
-    return _special(user_id, await admin.users.end_override(user_id, rule_id or "", actor_of(request), expected))
+    return _special(await admin.users.end_override(user_id, rule_id or "", *change_of(request)))
 
 
 @post("/users/{user_id:str}/reset", opt=EDITOR, summary="Reset a user's limits", status_code=200)
@@ -110,36 +108,32 @@ async def reset_user(
     admin: Admin, request: JsonRequest, user_id: UserId, data: JSONBody[ResetBody | None] = None
 ) -> Json:
     """Reset the limits of a user, except those that it shares with others."""
-    return await admin.users.reset(user_id, data.rules if data else (), actor_of(request))
+    done = await admin.users.reset({"user": user_id}, data.rules if data else (), actor_of(request))
+    return {"user_id": user_id, **done}
 
 
 @patch("/users/{user_id:str}", opt=EDITOR, summary="Change tier and overrides of a user")
 async def patch_user(admin: Admin, request: JsonRequest, user_id: UserId) -> Response[Json]:
     """Change the tier and the overrides in a JSON merge patch (RFC 7396); null deletes them."""
-    given = await merge_patch_of(request)
-    stored = await admin.patch(ObjectKind.USER, user_id, given, expected_version(request), actor_of(request))
-    return _special(user_id, SpecialUser.of(stored))
+    changed = await merge_patch_of(request)
+    done = await admin.rules.patch(ObjectKind.USER, user_id, changed, *change_of(request))
+    return _special(user_of(user_id, done.after))
 
 
 @delete("/users/{user_id:str}", opt=EDITOR, summary="Delete tier and overrides of a user", status_code=204)
 async def delete_user(admin: Admin, request: JsonRequest, user_id: UserId) -> None:
     """Delete the tier and overrides of a user."""
-    await admin.delete(ObjectKind.USER, user_id, expected_version(request), actor_of(request))
+    await admin.rules.delete(ObjectKind.USER, user_id, *change_of(request))
 
 
-@post("/explain", opt=VIEWER, summary="Explain what a request would get", status_code=200)
+@post("/explain", opt=VIEWER, summary="Explain the decision on a request", status_code=200)
 async def explain(admin: Admin, data: JSONBody[ExplainBody]) -> Json:
     """Return for every rule whether it applies and why, its state, and its decision."""
-    given = data.attributes
-    return await admin.reports.explain(
-        PolicyRequest(
-            data.principal, data.endpoint, data.method, given, cost=data.cost, tier=data.tier, rule_id=data.rule_id
-        )
-    )
+    return await admin.explain(PolicyRequest(**msgspec.structs.asdict(data)))
 
 
-def _special(user_id: str, user: SpecialUser, **more: Any) -> Response[Json]:
-    return Response({"id": user_id, **user.body, **more}, headers=etag(user.version))
+def _special(user: Stored, **more: Any) -> Response[Json]:
+    return Response({**user.shown, **more}, headers=etag(user.version))
 
 
 ROUTES = (

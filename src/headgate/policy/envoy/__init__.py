@@ -1,19 +1,18 @@
-"""Envoy's rate limit descriptors: the configuration files of envoyproxy/ratelimit, loaded as they are.
+"""Envoy's rate limit descriptors, from the configuration files of envoyproxy/ratelimit.
 
 ::
 
-    policy = load({"edge.yaml": text})                        # all problems at once, each with its place
+    policy = load({"edge.yaml": text})
     matching = policy.match("edge", [Descriptor((("remote_address", "203.0.113.9"),))])
-    calls = iter(matching.calls)                              # what the store is asked about those with limits
+    calls = iter(matching.calls)                              # the calls of the store, for matches with limits
     decisions = [store.run(next(calls)) if match.limits else None for match in matching.matches]
-    answer = envoy_answer(matching, decisions, now)                # overall code, and one status for each descriptor
+    answer = envoy_answer(matching, decisions, now)           # overall code, and one status for each descriptor
 
-Everything here is pure: asking the store is up to `headgate.engine.descriptors`. One subject each: `request`, what
-Envoy asks; `tree`, the compiled rules; `loading`, how they are written, and a folder that is watched; `matching`, which
-of them apply; `answering`, what comes of it.
+Everything here is pure; `headgate.engine.descriptors` calls the store. The modules: `request`, Envoy's request; `tree`,
+the compiled rules; `loading`, their files; `matching`, which of them apply; `answering`, the answer.
 
-What goes beyond envoyproxy/ratelimit is described in `headgate.policy.envoy.loading`, what differs in
-`headgate.policy.envoy.matching` and `headgate.policy.envoy.answering`.
+`headgate.policy.envoy.loading` lists the additions to envoyproxy/ratelimit, `headgate.policy.envoy.matching` and
+`headgate.policy.envoy.answering` the differences.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What comes of the decisions: the overall code, and the status of each descriptor.
+"""Answers from decisions: the overall code, and the status of each descriptor.
 
-As in envoyproxy/ratelimit: a descriptor over its limit is told so with 0 remaining; in shadow mode it is told OK, with
-0 remaining. The request is over the limit if any descriptor outside quota mode is, or if all in quota mode are.
+As in envoyproxy/ratelimit: a descriptor over its limit has 0 remaining, with the code OK in shadow mode. The request is
+over the limit if any descriptor outside quota mode is, or if all in quota mode are.
 
-Where this differs:
+Differences:
 
-- What is refused takes nothing. There, it is counted, so that a raised limit does not help before the window ends.
-- A ban is over the limit even if it is only looked at (0 hits).
+- A refused request takes nothing. There, it is counted, so that a raised limit does not help before the window ends.
+- A ban is over the limit even for a peek (0 hits).
 - The time until the reset is that of the algorithm: for a fixed window its end; for others, when the same request would
-  pass, or, if it did, when nothing counts as used any more. It is rounded up to whole seconds, as there.
+  pass, or, after an admission, when all usage has expired. It is rounded up to whole seconds, as there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headgate.policy.envoy.tree import DescriptorRule, RateLimit
 
 
 class Code(IntEnum):
-    """The answer, with the numbers of the protocol."""
+    """The code of an answer, with the numbers of the protocol."""
 
     OK = 1
     OVER_LIMIT = 2
@@ -40,13 +40,13 @@ class Status(msgspec.Struct, frozen=True, gc=False):
 
     code: Code
     current_limit: RateLimit | None = None
-    """The limit that refuses or, of several, the most restrictive one; None if there is none, or it is unlimited."""
+    """The limit that refuses or, of several, the most restrictive one; None without limits."""
     limit_remaining: int = 0
     """At most 2^32 - 1, which also means unlimited."""
     duration_until_reset: int = 0
     """Seconds, rounded up."""
     over: bool = False
-    """Whether the limit is exceeded; in shadow mode the code is OK all the same."""
+    """Whether the limit is exceeded, also in shadow mode."""
 
 
 class EnvoyAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -58,7 +58,7 @@ class EnvoyAnswer(msgspec.Struct, frozen=True, gc=False):
     shadowed: bool = False
     """Whether the code is OK only because everything is in shadow mode."""
     degraded: str = ""
-    """Why the store did not decide some of it; empty when it did."""
+    """Why the store did not decide some descriptors; empty if it decided all."""
 
 
 _OK = Status(Code.OK)
@@ -67,7 +67,7 @@ _INVALID = Status(Code.OVER_LIMIT, over=True)
 _REFUSED = (MatchOutcome.BANNED, MatchOutcome.TOO_MANY)
 _PASSES, _OVER_LIMIT = Code.OK, Code.OVER_LIMIT
 _IS_UNLIMITED, _IS_INVALID = MatchOutcome.UNLIMITED, MatchOutcome.INVALID
-"""To look members up in their class takes longer than most of what is done with them."""
+"""A lookup in the class takes longer than most uses of its members."""
 
 
 def envoy_answer(
@@ -78,14 +78,10 @@ def envoy_answer(
     shadow_mode: bool = False,
     quota_mode: bool = False,
 ) -> EnvoyAnswer:
-    """Return the answer to a request.
+    """Return the answer to a request, from the store's decision about each descriptor (None: it has no limits).
 
-    Args:
-        matching: what applies to it.
-        decisions: for each descriptor the store's decision about its limits, or None where there are none.
-        now: microseconds since the epoch, for what is refused without a decision.
-        shadow_mode: whether all rules are in shadow mode: the code is OK, statuses stay as they are.
-        quota_mode: whether all rules are in quota mode; what matches nothing then is a quota that is kept.
+    In `shadow_mode`, the code is OK and statuses stay as they are. In `quota_mode`, a descriptor without a match is a
+    quota that is kept. `now` is in microseconds since the epoch.
     """
     statuses = []
     degraded = ""
@@ -110,7 +106,7 @@ def envoy_answer(
 
 
 def passed_metadata(matching: Matching, answer: EnvoyAnswer) -> dict[str, Any]:
-    """Return the metadata of all rules whose descriptors passed, merged: where two differ, the first one counts."""
+    """Return the merged metadata of all rules whose descriptors passed; the first of two values wins."""
     merged: dict[str, Any] = {}
     for match, status in zip(matching.matches, answer.statuses, strict=True):
         if status.code is _PASSES and match.outcome is not _IS_UNLIMITED and match.metadata:
@@ -122,8 +118,8 @@ def _status(match: Match, decision: Decision | None, now: int) -> Status:
     rule = match.rule
     if match.limits and rule is not None:
         if decision is None:
-            raise UsageError(f"there is no decision about {', '.join(map(str, match.limits))}")
-        return _decided(match, rule, decision, now)
+            raise UsageError(f"there is no decision for {', '.join(map(str, match.limits))}")
+        return _status_of_decision(match, rule, decision, now)
     if match.outcome in _REFUSED and rule is not None:
         limit = rule.banned or next(limit for limit in rule.limits if limit.quota and limit.quota.capacity < match.hits)
         is_over = not match.refund
@@ -134,12 +130,12 @@ def _status(match: Match, decision: Decision | None, now: int) -> Status:
     return _INVALID if match.outcome is _IS_INVALID else _OK
 
 
-def _decided(match: Match, rule: DescriptorRule, decision: Decision, now: int) -> Status:
+def _status_of_decision(match: Match, rule: DescriptorRule, decision: Decision, now: int) -> Status:
     limit = _behind(decision, rule)
     is_over = not decision.allowed and not match.refund
     left = decision.retry_after_us if is_over else decision.reset_after_us
     if not left and limit.algorithm is Algorithm.FIXED_WINDOW:
-        left = limit.window_us - now % limit.window_us  # nothing is used, and still the window ends
+        left = limit.window_us - now % limit.window_us  # the window ends, even if nothing is used
     code = _OVER_LIMIT if is_over and not rule.shadow_mode else _PASSES
     return Status(code, limit, 0 if is_over else min(decision.remaining, MAX_UINT32), _seconds(left), is_over)
 

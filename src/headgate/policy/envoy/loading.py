@@ -1,57 +1,60 @@
 """The configuration files of envoyproxy/ratelimit, from YAML to the compiled policy.
 
-All 16 keys of envoyproxy/ratelimit mean what they mean there. Besides these there are ``rate_limits`` (several limits
+All 16 keys of envoyproxy/ratelimit have the same meaning. In addition, there are ``rate_limits`` (several limits
 on one descriptor, all of which must admit; one that refuses takes nothing from the others), ``unit_multiplier``,
 ``algorithm`` and ``burst``.
 
-Values mean what they mean to envoyproxy/ratelimit, which is written in Go: nothing is the same as "" or 0 or false; any
-word or whole number is text where text is expected; ``yes`` and ``on`` are true. A key that is known but has no effect
-where it stands is let pass there; here too, with a warning.
+Values have the meaning that they have in envoyproxy/ratelimit, which is written in Go: nothing is the same as "" or 0
+or false; any word or whole number is text where text is expected; ``yes`` and ``on`` are true. A known key in the wrong
+place has no effect there; here it is a warning as well.
 
-Problems are told all at once, each with file, line and field. What is refused here and not there: a key given twice in
-one mapping, a fraction or an exponent where a whole number is expected, any unit with `unlimited`, and files that are
-nested more than 20 deep (8 levels of descriptors).
+All problems are reported at once, each with file, line and field. Refused here and not there: a key given twice in one
+mapping, a fraction or an exponent where a whole number is expected, any unit with `unlimited`, and files nested more
+than 20 deep (8 levels of descriptors).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path as FolderPath
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from headgate.config.problems import Finding, Findings, InvalidRules, Path, ProblemKind, render, shown
-from headgate.config.schema import Field, ListOf, Meaningless, Record, Scalar, Schema, Values
+from headgate.config.problems import Finding, Findings, InvalidRules, Path, render, shown
+from headgate.config.schema import Field, Form, ListOf, Meaningless, Record, Scalar, Values
 from headgate.config.yaml_text import Document, text_of
 from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidQuota, InvalidRule
-from headgate.core.quota import MAX_WINDOW_US, SECOND
 from headgate.live import EVERY, FileSource, Live, yaml_files
 from headgate.policy.envoy.matching import DescriptorPolicy
 from headgate.policy.envoy.request import MAX_UINT32, Unit
-from headgate.policy.envoy.tree import DescriptorNode, DescriptorRule, Level, RateLimit, Trail, made_once
+from headgate.policy.envoy.tree import DescriptorNode, DescriptorRule, Level, RateLimit, cached_limit, rule_id
 from headgate.policy.lists import Pattern
 from headgate.policy.quotas import ALGORITHMS
 
-_MEANING = ProblemKind.MEANING
 _UNITS = {unit.name.lower(): unit for unit in sorted(Unit, key=lambda unit: unit.seconds)}
-_FLAGS = {
-    **dict.fromkeys(("y", "yes", "on", "true"), True),
-    **dict.fromkeys(("n", "no", "off", "false", ""), False),
-}
+_FLAGS = dict.fromkeys((True, "y", "yes", "on", "true"), True) | dict.fromkeys(
+    (False, "n", "no", "off", "false", ""), False
+)
 _BUCKET_FIELDS = ("unit_multiplier", "algorithm", "burst")
-_OF_LIMITED = {"unit", "requests_per_unit", *_BUCKET_FIELDS}
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""What an escape in quoted YAML can make, and is not Unicode text."""
 _EXTENSIONS = {"rate_limits", *_BUCKET_FIELDS}
 
 
-class GoText:
-    """Text as it is written: true and false, too."""
+class GoText(Form):
+    """Text as it is written: true and false, too. If it is needed, it must not be empty."""
+
+    def __init__(self, *, is_needed: bool = False) -> None:
+        self._is_needed = is_needed
 
     def read(self, value: object, path: Path, findings: Findings) -> str | None:
-        if (type(value) is str and is_unicode(value)) or value is None:
+        if self._is_needed and value in (None, ""):
+            findings.add(path, "cannot be empty")
+            return None
+        if value is None or (type(value) is str and not _SURROGATE.search(value)):
             return value
         if type(value) is int:
             return str(value)
@@ -64,24 +67,15 @@ class GoText:
         findings.add(path, f"{shown(value)} is not text", hint=hint)
         return None
 
-    def schema(self) -> Schema:
-        return {"type": ["string", "integer", "boolean", "null"]}
-
-
-def is_unicode(text: str) -> bool:
-    """Whether text has no lone surrogates, which an escape in quoted YAML can make."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
 
 def _frozen(value: Any) -> Any:
-    """Return data that cannot be changed any more."""
     if isinstance(value, dict):
         return MappingProxyType({key: _frozen(inner) for key, inner in value.items()})
     return tuple([_frozen(inner) for inner in value]) if isinstance(value, list) else value
 
 
 def _count(least: int = 0) -> Scalar:
-    """A whole number of 32 bits."""
+    """A whole number of 32 bits, also with underscores or in hexadecimal."""
     wrong = f"is not a whole number from {least} to {MAX_UINT32}"
 
     def means(value: int | str | None) -> int | None:
@@ -95,159 +89,99 @@ def _count(least: int = 0) -> Scalar:
     return Scalar({"type": ["integer", "string", "null"], **bounds, "pattern": digits}, wrong, means=means)
 
 
-def _in_any_case(words: Iterable[str]) -> str:
-    """Return a pattern of these words, in capitals or not."""
-    return "^(?:{})$".format("|".join("".join(f"[{letter.upper()}{letter}]" for letter in word) for word in words))
+class Words(Form):
+    """One of a few words in any case, or nothing."""
+
+    def __init__(self, words: Mapping[Any, Any], wrong: str, names: Iterable[str] = ()) -> None:
+        self._words, self._wrong, self._names = words, wrong, tuple(map(str, names))
+
+    def read(self, value: object, path: Path, findings: Findings) -> Any:
+        word = value.lower() if isinstance(value, str) else value
+        if value is None or (isinstance(word, str | bool) and word in self._words):
+            return self._words.get(word)
+        accepted = f"one of {', '.join(self._names)}" if self._names else ""
+        findings.add(path, f"{shown(value)} {self._wrong}", accepted, findings.near(value, self._names))
+        return None
 
 
-_FLAG = Scalar(
-    {"type": ["boolean", "string", "null"], "pattern": _in_any_case(_FLAGS)},
-    "is not true or false",
-    means=lambda value: _FLAGS[value.lower()] if isinstance(value, str) else value,
-)
-_UNIT = Scalar(
-    {"type": ["string", "null"], "pattern": _in_any_case([*_UNITS, ""])},
-    "is not a unit",
-    f"one of {', '.join(_UNITS)}",
-    lambda value: _UNITS[value.lower()] if value else None,
-    lambda value, findings: findings.near(value, _UNITS),
-)
-_ALGORITHM = Scalar(
-    {"enum": [*ALGORITHMS, "", None]},
-    "is unknown",
-    f"one of {', '.join(Algorithm)}",
-    ALGORITHMS.get,
-    lambda value, findings: findings.near(value, ALGORITHMS),
-)
+_FLAG = Words(_FLAGS, "is not true or false")
+_UNIT = Words({"": None, **_UNITS}, "is not a unit", _UNITS)
+_ALGORITHM = Words({"": None, **ALGORITHMS}, "is unknown", Algorithm)
 
 
-class _Block(NamedTuple):
-    """One rate limit as written."""
-
-    name: str
-    replaces: frozenset[str]
-    limit: RateLimit | None
-    """None if it is unlimited, or wrong."""
-    is_unlimited: bool
+_Unlimited = tuple[str, frozenset[str]]
+"""The name of a rate limit that is written as unlimited, and the names of those that it replaces."""
 
 
-@dataclass(frozen=True, slots=True)
-class RateLimitForm:
-    """One rate limit."""
-
-    or_nothing: bool = False
-    """Whether the key may stand there without a value."""
-
-    def read(self, value: object, path: Path, findings: Findings) -> _Block | None:
-        if value is None and self.or_nothing:
+class RateLimitForm(Form):
+    def read(self, value: object, path: Path, findings: Findings) -> RateLimit | _Unlimited | None:
+        if value is None and path[-1] == "rate_limit":
             return None
-        is_unlimited = type(value) is dict and _FLAG.read(value.get("unlimited"), path, Findings()) is True
-        if is_unlimited and isinstance(value, dict):
-            for field in ("unit", *_BUCKET_FIELDS):
-                if value.get(field) not in (None, ""):
-                    findings.add((*path, field), f"what is unlimited has no {field}", kind=_MEANING)
-            if value.get("requests_per_unit") is not None:
-                message = "'requests_per_unit' has no effect in what is unlimited"
-                findings.warn((*path, "requests_per_unit"), message, at_key=True)
-            value = {key: inner for key, inner in value.items() if key not in _OF_LIMITED}
         before = findings.count
         read = RATE_LIMIT.read(value, path, findings)
         if read is None or not isinstance(value, dict):
             return None
-        name = read.get("name", "")
-        replaces = self._replaces(read.get("replaces", ()), name, path, findings)
-        limit = None if is_unlimited else self._limit(value, {**read, "replaces": replaces}, before, path, findings)
-        return _Block(name, replaces, limit, is_unlimited)
-
-    def _replaces(self, read: list[Values | None], name: str, path: Path, findings: Findings) -> frozenset[str]:
-        names = [entry.get("name", "") for entry in read if entry is not None]
-        for index, entry in enumerate(read):
-            place = (*path, "replaces", index)
-            if entry is not None and not entry.get("name"):
-                findings.add(place, "an entry of replaces needs the name of a limit")
-            elif entry is not None and entry["name"] == name:
-                findings.add(place, f"the limit {shown(name)} cannot replace itself", kind=_MEANING)
-        return frozenset(names)
-
-    def _limit(self, value: Values, read: Values, before: int, path: Path, findings: Findings) -> RateLimit | None:
-        unit = read.get("unit")
-        if unit is None and value.get("unit") in (None, ""):
+        names = [entry["name"] if entry else None for entry in read.get("replaces", ())]
+        for index, name in enumerate(names):
+            if name is not None and name == read.get("name"):
+                place = (*path, "replaces", index)
+                findings.reject(place, f"the limit {shown(name)} cannot replace itself")
+        read["replaces"] = frozenset(names)
+        if read.pop("unlimited", False):
+            return self._unlimited(read, path, findings)
+        if value.get("unit") in (None, ""):
             where = (*path, "unit") if "unit" in value else path
             findings.add(where, "a rate limit needs a unit", f"one of {', '.join(_UNITS)}")
         if value.get("requests_per_unit") is None:
             findings.warn(path, "without requests_per_unit, everything is refused", hint="Write it, even if it is 0.")
-        if unit is None or findings.count > before:
-            return None
-        multiplier, burst = read.get("unit_multiplier", 1), read.get("burst", 0)
-        if unit.seconds * multiplier * SECOND > MAX_WINDOW_US:
-            days = MAX_WINDOW_US // SECOND // 86400
-            message = f"a window of {multiplier} {unit.name.lower()}s is longer than {days} days"
-            findings.add((*path, "unit_multiplier"), message, kind=_MEANING)
+        if findings.count > before:
             return None
         try:
-            return made_once(
-                read.get("requests_per_unit", 0),
-                unit,
-                multiplier,
-                read.get("name", ""),
-                read["replaces"],
-                read.get("algorithm", Algorithm.FIXED_WINDOW),
-                burst,
-            )
+            return cached_limit(**{"requests_per_unit": 0, **read})
         except InvalidQuota as error:
-            at_burst = burst and "burst" in error.fields
-            findings.add((*path, "burst") if at_burst else path, str(error), kind=_MEANING)
+            field = next((name for name in error.fields if read.get(name)), "")
+            findings.reject((*path, field) if field else path, str(error))
             return None
 
-    def schema(self) -> Schema:
-        return RATE_LIMIT.schema() | ({"type": ["object", "null"]} if self.or_nothing else {})
+    def _unlimited(self, read: Values, path: Path, findings: Findings) -> _Unlimited:
+        for field in ("unit", *_BUCKET_FIELDS):
+            if field in read:
+                findings.reject((*path, field), f"an unlimited rate limit has no {field}")
+        if "requests_per_unit" in read:
+            message = "'requests_per_unit' has no effect in an unlimited rate limit"
+            findings.warn((*path, "requests_per_unit"), message, at_key=True)
+        return read.get("name", ""), read["replaces"]
 
 
 class _Written(NamedTuple):
-    """One descriptor as written."""
-
     path: Path
     key: str
     value: str
     level: Level
     read: Values
-    blocks: list[_Block]
 
 
-class DescriptorForm:
-    """A descriptor, with those nested in it."""
-
-    def read(self, value: object, path: Path, findings: Findings) -> _Written | None:
-        read = DESCRIPTOR.read(value, path, findings)
-        if read is None or not isinstance(value, dict):
-            return None
-        if value.get("key") is None:
-            findings.add(path, "a descriptor needs a key")
-        elif value["key"] == "":
-            findings.add((*path, "key"), "a key cannot be empty")
-        key, inner = read.get("key", ""), read.get("value", "")
-        name = f"{key}_{inner}" if inner else key
-        is_shared = read.get("share_threshold", False)
-        if is_shared and "*" not in name:
-            message = f"only a value with * can share its threshold, not {shown(name)}"
-            findings.add((*path, "share_threshold"), message, kind=_MEANING)
-        if value.get("rate_limit") is not None and value.get("rate_limits") is not None:
-            message = "there is a rate_limit, too: put it into the list"
-            findings.add((*path, "rate_limits"), message, kind=_MEANING)
-        blocks = [block for block in (read.get("rate_limit"), *read.get("rate_limits", ())) if block is not None]
-        if len(blocks) > 1:
-            for index, block in enumerate(read.get("rate_limits", ())):
-                if block is not None and block.is_unlimited:
-                    message = "an unlimited rate limit cannot be one of several"
-                    findings.add((*path, "rate_limits", index), message, kind=_MEANING)
-        return _Written(path, key, inner, Level(name, is_shared, read.get("value_to_metric", False)), read, blocks)
-
-    def schema(self) -> Schema:
-        return {"$ref": "#/$defs/descriptor"}
+def _descriptor(read: Values, path: Path, findings: Findings) -> _Written:
+    key, value = read["key"], read.get("value", "")
+    name = f"{key}_{value}" if value else key
+    is_shared = read.get("share_threshold", False)
+    if is_shared and "*" not in name:
+        message = f"only a value with * can share its threshold, not {shown(name)}"
+        findings.reject((*path, "share_threshold"), message)
+    limit, limits = read.get("rate_limit"), read.get("rate_limits", [])
+    if limit is not None and limits:
+        findings.reject((*path, "rate_limits"), "cannot be combined with rate_limit: put that limit into the list")
+    if len(limits) > 1:
+        for index, each in enumerate(limits):
+            if isinstance(each, tuple):
+                message = "an unlimited rate limit cannot be one of several"
+                findings.reject((*path, "rate_limits", index), message)
+    read["limits"] = [each for each in (limit, *limits) if each is not None]
+    return _Written(path, key, value, Level(name, is_shared, read.get("value_to_metric", False)), read)
 
 
-def _misplaced(record: Record, key: str, path: Path, findings: Findings) -> bool:
-    """Say of a key that it belongs elsewhere, if it does. Is it no more than odd, or else is nothing known of it?"""
+def _report_misplaced(record: Record, key: str, path: Path, findings: Findings) -> bool:
+    """Report a key that belongs to another record; return whether it does."""
     owner = next((other.what for other in (FILE, DESCRIPTOR, RATE_LIMIT, _REPLACED) if key in other.fields), "")
     if owner and key not in _EXTENSIONS:
         findings.warn(path, f"{key!r} has no effect in {record.what}", hint=f"It belongs to {owner}.", at_key=True)
@@ -256,14 +190,14 @@ def _misplaced(record: Record, key: str, path: Path, findings: Findings) -> bool
     return bool(owner)
 
 
-def _several(of: Any, what: str) -> ListOf:
+def _several(of: Form, what: str) -> ListOf:
     return ListOf(of, f"a list, each of its entries {what}", or_nothing=True)
 
 
 _REPLACED = Record(
     "an entry of replaces",
-    {"name": Field(GoText(), "The name of a limit that does not apply when this one does.")},
-    unknown=_misplaced,
+    {"name": Field(GoText(is_needed=True), "The name of a limit that does not apply when this one does.", True)},
+    unknown=_report_misplaced,
 )
 RATE_LIMIT = Record(
     "a rate limit",
@@ -273,52 +207,42 @@ RATE_LIMIT = Record(
         "unlimited": Field(_FLAG, "Whether there is no limit at all."),
         "name": Field(GoText(), "For `replaces`."),
         "replaces": Field(_several(_REPLACED, _REPLACED.what), "Limits that do not apply when this one does."),
-        "unit_multiplier": Field(_count(1), "The window is so many units, from the epoch on."),
+        "unit_multiplier": Field(_count(1), "The number of units in the window, counted from the epoch."),
         "algorithm": Field(_ALGORITHM, "How it counts; default: fixed_window."),
         "burst": Field(_count(), "What a bucket or GCRA admits at once beyond its limit."),
     },
-    unknown=_misplaced,
+    unknown=_report_misplaced,
 )
-DESCRIPTOR = Record(
-    "a descriptor",
-    {
-        "key": Field(GoText(), "The key of an entry."),
-        "value": Field(GoText(), "Its value, in which * stands for any characters; default: any."),
-        "rate_limit": Field(RateLimitForm(or_nothing=True), "The limit."),
-        "rate_limits": Field(_several(RateLimitForm(), RATE_LIMIT.what), "Instead: several, all of which must admit."),
-        "descriptors": Field(_several(DescriptorForm(), "a descriptor"), "Nested ones, for the next entry."),
-        "shadow_mode": Field(_FLAG, "Count, but never refuse."),
-        "quota_mode": Field(_FLAG, "Refuse only if all descriptors of this kind are over their limits."),
-        "detailed_metric": Field(_FLAG, "Whether metrics have the values of the request."),
-        "value_to_metric": Field(_FLAG, "Whether metrics have the value of this entry."),
-        "share_threshold": Field(_FLAG, "Whether all values that match the pattern count together."),
-        "metadata": Field(
-            Scalar({"type": ["object", "null"]}, "is not a mapping", means=_frozen),
-            "Whatever is to be told with the answer.",
-        ),
-    },
-    unknown=_misplaced,
-)
+_DESCRIPTOR_FIELDS = {
+    "key": Field(GoText(is_needed=True), "The key of an entry.", True),
+    "value": Field(GoText(), "Its value, in which * matches any characters; default: any."),
+    "rate_limit": Field(RateLimitForm(), "The limit."),
+    "rate_limits": Field(_several(RateLimitForm(), RATE_LIMIT.what), "Instead: several, all of which must admit."),
+    "shadow_mode": Field(_FLAG, "Count, but never refuse."),
+    "quota_mode": Field(_FLAG, "Refuse only if all descriptors of this kind are over their limits."),
+    "detailed_metric": Field(_FLAG, "Whether metrics have the values of the request."),
+    "value_to_metric": Field(_FLAG, "Whether metrics have the value of this entry."),
+    "share_threshold": Field(_FLAG, "Whether all values that match the pattern count together."),
+    "metadata": Field(
+        Scalar({"type": ["object", "null"]}, "is not a mapping", means=_frozen), "Data for the response."
+    ),
+}
+DESCRIPTOR = Record("a descriptor", _DESCRIPTOR_FIELDS, make=_descriptor, unknown=_report_misplaced)
+_DESCRIPTOR_FIELDS["descriptors"] = Field(_several(DESCRIPTOR, DESCRIPTOR.what), "Nested ones, for the next entry.")
 FILE = Record(
     "a file",
     {
-        "domain": Field(GoText(), "A name that no other file has."),
-        "descriptors": Field(_several(DescriptorForm(), DESCRIPTOR.what), "The descriptors."),
+        "domain": Field(GoText(is_needed=True), "A name that no other file has.", True),
+        "descriptors": Field(_several(DESCRIPTOR, DESCRIPTOR.what), "The descriptors."),
     },
-    unknown=_misplaced,
+    unknown=_report_misplaced,
 )
 
 
 def load(texts: Mapping[str, str], *, merge_domains: bool = False) -> DescriptorPolicy:
-    """Compile configuration files.
+    """Compile configuration files, as YAML by name. Raises InvalidRules, with all problems of all files.
 
-    Args:
-        texts: YAML by the name of the file.
-        merge_domains: whether files may add descriptors to the domain of another file. Of those at the top; what is
-            nested in one descriptor comes from one file.
-
-    Raises:
-        InvalidRules: with all problems of all files.
+    With `merge_domains`, files may add descriptors to the top of another file's domain.
     """
     domains: dict[str, _Siblings] = {}
     problems: list[Finding] = []
@@ -330,7 +254,9 @@ def load(texts: Mapping[str, str], *, merge_domains: bool = False) -> Descriptor
             problems += error.problems
             continue
         findings = Findings(document)
-        _add_file(name, document.data, domains, findings, merge_domains=merge_domains)
+        read = FILE.read({} if document.data is None else document.data, (), findings)
+        if read is not None:
+            _add_file(name, read, domains, findings, merge_domains=merge_domains)
         problems += findings.problems()
         warnings += findings.warnings()
     if problems:
@@ -340,100 +266,78 @@ def load(texts: Mapping[str, str], *, merge_domains: bool = False) -> Descriptor
 
 
 def _add_file(
-    name: str, data: object, domains: dict[str, _Siblings], findings: Findings, *, merge_domains: bool
+    name: str, read: Values, domains: dict[str, _Siblings], findings: Findings, *, merge_domains: bool
 ) -> None:
-    data = {} if data is None else data
-    read = FILE.read(data, (), findings)
-    if read is None or not isinstance(data, dict):
-        return
     domain = read.get("domain", "")
-    siblings = domains.get(domain)
-    if not domain:
-        where: Path = ("domain",) if "domain" in data else ()
-        if data.get("domain") in (None, ""):  # otherwise it is told already what is wrong with it
-            findings.add(where, "a file needs a domain", "a name that no other file has")
-    elif siblings is None:
-        siblings = domains[domain] = _Siblings(name)
-    elif not merge_domains:
-        message = f"the domain {shown(domain)} is that of {siblings.file}, too"
-        findings.add(("domain",), message, hint="Give it another name, or merge the domains.", kind=_MEANING)
-        siblings = None  # what is wrong inside the file is told all the same
-    (siblings or _Siblings(name)).add(read.get("descriptors", ()), Trail(domain), name, findings)
+    siblings = domains.setdefault(domain, _Siblings(name)) if domain else _Siblings(name)
+    if siblings.file != name and not merge_domains:
+        message = f"the domain {shown(domain)} is already used by {siblings.file}"
+        findings.reject(("domain",), message, "Give it another name, or merge the domains.")
+        siblings = _Siblings(name)  # the descriptors are checked all the same
+    siblings.add(read.get("descriptors", ()), domain, (), name, findings)
 
 
 class _Siblings:
-    """The descriptors of one list, or of several lists that are merged."""
+    """The descriptors of one list, or of several merged lists."""
 
     def __init__(self, file: str) -> None:
         self.file = file
-        """Where the first of them are."""
+        """The file of the first list."""
         self.nodes: dict[str, DescriptorNode] = {}
         self.origins: dict[str, tuple[str, str, str]] = {}
-        """Of each, by name: its place, its key and its value."""
+        """The place, the key and the value of each, by name."""
 
     def under(self, level: Level, rule: DescriptorRule | None) -> DescriptorNode:
         """Return the node that they are nested in."""
         wildcards = tuple([(Pattern(name), node) for name, node in self.nodes.items() if "*" in name])
         return DescriptorNode(level, rule, self.nodes, wildcards)
 
-    def add(self, descriptors: Iterable[_Written | None], parent: Trail, file: str, findings: Findings) -> None:
-        """Add descriptors, and all that are nested in them, that a file has under the names of `parent`."""
+    def add(
+        self,
+        descriptors: Iterable[_Written | None],
+        domain: str,
+        parents: tuple[Level, ...],
+        file: str,
+        findings: Findings,
+    ) -> None:
+        """Add descriptors of a file under `parents`, with those nested in them."""
         for written in descriptors:
             if written is None:
                 continue
-            name = written.level.name
-            trail = parent.to(written.level)
-            rule = _rule(written, trail, findings)
+            name, path = written.level.name, (*parents, written.level)
+            rule = _rule(written, domain, path, findings)
             nested = _Siblings(file)
-            nested.add(written.read.get("descriptors", ()), trail, file, findings)
+            nested.add(written.read.get("descriptors", ()), domain, path, file, findings)
             if name in self.origins:
-                self._duplicate(written, trail, findings)
-            elif written.key:
+                first, *same = self.origins[name]
+                hint = ""
+                if same != [written.key, written.value]:
+                    this, other = f"({written.key}, {written.value})", f"({', '.join(same)})"
+                    hint = f"Key and value are joined with _: {this} is the same as {other}."
+                whole = ".".join(level.name for level in path)
+                message = f"the descriptor {shown(whole)} occurs twice, first in {first}"
+                findings.reject(written.path, message, hint)
+            else:
                 self.origins[name] = f"{file}: {render(written.path)}", written.key, written.value
                 self.nodes[name] = nested.under(written.level, rule)
 
-    def _duplicate(self, written: _Written, trail: Trail, findings: Findings) -> None:
-        name = ".".join(level.name for level in trail.levels)
-        key, value = written.key, written.value
-        first, *same = self.origins[written.level.name]
-        hint = ""
-        if same != [key, value]:
-            hint = f"Key and value are joined with _: ({key}, {value}) is the same as ({', '.join(same)})."
-        message = f"the descriptor {shown(name)} is there twice, first in {first}"
-        findings.add(written.path, message, hint=hint, kind=_MEANING)
 
-
-def _rule(written: _Written, trail: Trail, findings: Findings) -> DescriptorRule | None:
-    limits = tuple([block.limit for block in written.blocks if block.limit is not None])
-    unlimited = [block.name for block in written.blocks if block.is_unlimited]
-    if not limits and not unlimited:
-        return None
+def _rule(written: _Written, domain: str, path: tuple[Level, ...], findings: Findings) -> DescriptorRule | None:
     read = written.read
-    try:
-        return DescriptorRule(
-            trail.id,
-            trail.domain,
-            trail.levels,
-            limits,
-            unlimited[-1] if unlimited else "",
-            frozenset().union(*(block.replaces for block in written.blocks)),
-            read.get("shadow_mode", False),
-            read.get("quota_mode", False),
-            read.get("detailed_metric", False),
-            read.get("metadata", _frozen({})),
-        )
-    except InvalidQuota as error:
-        findings.add((*written.path, "rate_limits"), str(error), kind=_MEANING)
+    if not read["limits"]:
         return None
+    limits = tuple([each for each in read["limits"] if isinstance(each, RateLimit)])
+    name = "" if limits else read["limits"][-1][0]
+    replaces = frozenset().union(*[each[1] if isinstance(each, tuple) else each.replaces for each in read["limits"]])
+    given = {name: read[name] for name in ("shadow_mode", "quota_mode", "detailed_metric", "metadata") if name in read}
+    parts = (rule_id(domain, path), domain, path, limits, name, replaces)
+    return findings.attempt((*written.path, "rate_limits"), DescriptorRule, *parts, **given)
 
 
 class LiveDescriptors(Live[DescriptorPolicy]):
-    """Keeps descriptor trees up to date; see `Live`. A folder that is empty, or gone, changes nothing.
+    """Keeps descriptor trees up to date; see `Live`. An empty or missing folder changes nothing.
 
-    Args:
-        folder: where the files are: all that end in .yaml or .yml make one configuration.
-        merge_domains: whether several files may have the same domain.
-        every: seconds between two looks at them.
+    The files of the folder that end in .yaml or .yml are one configuration, polled every `every` seconds.
     """
 
     def __init__(self, folder: str | PathLike[str], *, merge_domains: bool = False, every: float = EVERY) -> None:
@@ -445,8 +349,3 @@ class LiveDescriptors(Live[DescriptorPolicy]):
 
         source = FileSource(folder, loaded, yaml_files)
         super().__init__(source, lambda policy, _: policy, what="descriptors", every=every)
-
-    @property
-    def policy(self) -> DescriptorPolicy:
-        """The trees in force."""
-        return self.value

@@ -32,19 +32,19 @@ from headgate.core.key import LITERAL, Principal, bounded, checked_principal
 from headgate.core.numbers import short
 from headgate.core.plan import Call, Limit, Plan, Verb
 from headgate.policy.envoy.request import Descriptor, Entries, Unit
-from headgate.policy.envoy.tree import DescriptorNode, DescriptorRule, Trail, made_once
+from headgate.policy.envoy.tree import DescriptorNode, DescriptorRule, cached_limit, rule_id
 from headgate.policy.request import InvalidRequest
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class MatchOutcome(StrEnum):
-    """What is to be done about a descriptor."""
+    """The outcome of matching a descriptor."""
 
     LIMITED = "limited"
-    """Ask the store about `Match.limits`; the others need no store."""
+    """The store decides about `Match.limits`; the other outcomes need no store."""
     UNLIMITED = "unlimited"
-    """It passes: a rule says so."""
+    """It passes: its rule is unlimited."""
     UNMATCHED = "unmatched"
     """It passes: there is no limit for it."""
     REPLACED = "replaced"
@@ -52,19 +52,19 @@ class MatchOutcome(StrEnum):
     BANNED = "banned"
     """It is over the limit, which is 0."""
     TOO_MANY = "too_many"
-    """It is over the limit, which could never admit so many hits at once."""
+    """It is over the limit, which could never admit that many hits at once."""
     INVALID = "invalid"
     """It cannot be matched, see `Match.problem`: it counts as over the limit."""
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
-    """What applies to one descriptor."""
+    """The limits of one descriptor."""
 
     outcome: MatchOutcome
     limits: Plan = ()
-    """What to ask the store about, if limited."""
+    """For the store, if limited."""
     hits: int = 0
-    """How much to take, or to give back; 0: nothing, just look."""
+    """The cost, or the refund; 0: a peek."""
     refund: bool = False
     rule: DescriptorRule | None = None
     """The rule behind the limits: `rule.limits` are in the order of `limits`."""
@@ -85,12 +85,12 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def quota_mode(self) -> bool:
-        """Whether it refuses only together with all others of this kind."""
+        """Whether it refuses only if all others of this kind do."""
         return self.rule is not None and self.rule.quota_mode
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the rule adds to the answer when the descriptor passes."""
+        """Added to the answer if the descriptor passes."""
         return _NOTHING if self.rule is None else self.rule.metadata
 
     @property
@@ -100,60 +100,48 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
 
 class Matching(msgspec.Struct, frozen=True, gc=False):
-    """What applies to a request."""
+    """The matches of a request."""
 
     matches: tuple[Match, ...]
-    """One for each descriptor, in order."""
     known: bool = True
-    """Whether the domain is configured."""
     calls: tuple[Call, ...] = ()
-    """What the store is asked, for each match that has limits."""
+    """The calls of the store, one for each match with limits."""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with descriptors that are invalid."""
+        """Why descriptors are invalid."""
         return tuple([match.problem for match in self.matches if match.problem])
 
 
 class DescriptorPolicy:
     """The compiled rules of all domains. Immutable."""
 
-    __slots__ = ("_domains", "warnings")
+    __slots__ = ("domains", "warnings")
 
     def __init__(self, domains: Mapping[str, DescriptorNode], warnings: Iterable[Finding] = ()) -> None:
-        self._domains = {name: _Domain(name, node) for name, node in domains.items()}
-        self.warnings = tuple(warnings)
-        """What is odd about the files without being wrong."""
-
-    @property
-    def domains(self) -> Mapping[str, DescriptorNode]:
+        self.domains = MappingProxyType(domains)
         """The trees by domain, in the order of the files."""
-        return MappingProxyType({name: domain.root for name, domain in self._domains.items()})
+        self.warnings = tuple(warnings)
+        """Warnings about the files."""
 
     def described(self) -> list[str]:
         """Return all limits as text, such as ``edge.remote_address: 100 per MINUTE``."""
         return [line for name, node in self.domains.items() for line in node.described(name)]
 
     def match(self, domain: str, descriptors: Sequence[Descriptor], hits_addend: int = 0) -> Matching:
-        """Return what applies to a request.
+        """Return the matches of a request. Raises InvalidRequest without a domain or descriptors.
 
-        Args:
-            domain: the name of the domain.
-            descriptors: at least one.
-            hits_addend: the hits of descriptors that do not have their own; 0, as when it is not given, means 1.
-
-        Raises:
-            InvalidRequest: the domain is empty, or there are no descriptors.
+        `hits_addend` is for descriptors without hits of their own; 0 means 1, as in the protocol.
         """
         if not domain:
             raise InvalidRequest("the domain is empty")
         if not descriptors:
             raise InvalidRequest("there are no descriptors")
-        found = self._domains.get(domain)
-        if found is None:
+        root = self.domains.get(domain)
+        if root is None:
             return Matching((_UNMATCHED,) * len(descriptors), known=False)
         hits = hits_addend or 1
-        matches = [found.match(descriptor, hits) for descriptor in descriptors]
+        matches = [_match(domain, root, descriptor, hits) for descriptor in descriptors]
         replaced: frozenset[str] = frozenset()
         for match in matches:
             if match.rule is not None and match.rule.replaces:
@@ -163,40 +151,30 @@ class DescriptorPolicy:
         return Matching(tuple(matches), calls=tuple([_call(match) for match in matches if match.limits]))
 
 
-class _Domain:
-    """One domain, and its tree."""
-
-    __slots__ = ("id", "name", "root")
-
-    def __init__(self, name: str, root: DescriptorNode) -> None:
-        self.name = name
-        self.root = root
-        self.id = Trail(name).id
-
-    def match(self, descriptor: Descriptor, hits: int) -> Match:
-        entries, override = descriptor.entries, descriptor.override
-        if descriptor.hits is not None:
-            hits = descriptor.hits
-        if type(hits) is not int or hits < 0:
-            return _invalid(entries, f"hits are a whole number, not {short(hits)}")
-        rule = self.root.find(entries)
-        if override is not None:
-            try:
-                rule = _overriding(self.id if rule is None else rule.id, self.name, *override)
-            except InvalidQuota as error:
-                return _invalid(entries, f"the limit that came with the request: {error}")
-        return _UNMATCHED if rule is None else _applied(rule, entries, hits, refund=descriptor.refund)
+def _match(domain: str, root: DescriptorNode, descriptor: Descriptor, hits: int) -> Match:
+    entries, override = descriptor.entries, descriptor.override
+    if descriptor.hits is not None:
+        hits = descriptor.hits
+    if type(hits) is not int or hits < 0:
+        return _invalid(entries, f"hits are a whole number, not {short(hits)}")
+    rule = root.find(entries)
+    if override is not None:
+        try:
+            rule = _overriding(None if rule is None else rule.id, domain, *override)
+        except InvalidQuota as error:
+            return _invalid(entries, f"the limit that came with the request: {error}")
+    return _UNMATCHED if rule is None else _apply(rule, entries, hits, refund=descriptor.refund)
 
 
 _UNMATCHED = Match(MatchOutcome.UNMATCHED)
 _LIMITED, _CHECK = MatchOutcome.LIMITED, Verb.CHECK
-"""To look members up in their class takes longer than most of what is done with them."""
+"""A lookup in the class takes longer than most uses of its members."""
 
 
 def principal_of(entries: Entries, shares: tuple[str, ...] = ()) -> Principal:
-    """Return who is counted: all keys and values, each with its length before it; for a value that shares, its pattern.
+    """Return the principal: all keys and values, each after its length; for a value that shares, its pattern.
 
-    Raises InvalidKey: it is longer than 65 536 characters, or not Unicode text.
+    Raises InvalidKey if it is longer than 65,536 characters, or not Unicode text.
     """
     if shares:
         parts = [
@@ -211,7 +189,7 @@ def principal_of(entries: Entries, shares: tuple[str, ...] = ()) -> Principal:
     return text
 
 
-def _applied(rule: DescriptorRule, entries: Entries, hits: int, *, refund: bool) -> Match:
+def _apply(rule: DescriptorRule, entries: Entries, hits: int, *, refund: bool) -> Match:
     if not rule.counted:
         return Match(
             MatchOutcome.UNLIMITED if rule.banned is None else MatchOutcome.BANNED, (), hits, refund, rule, entries
@@ -235,14 +213,14 @@ def _call(match: Match) -> Call:
 
 
 @lru_cache(maxsize=10_000)
-def _overriding(rule_id: str, domain: str, requests_per_unit: int, unit: int) -> DescriptorRule:
-    """Return a rule for a limit that came with the request; it counts where that of the id does."""
+def _overriding(replaced: str | None, domain: str, requests_per_unit: int, unit: int) -> DescriptorRule:
+    """Return a rule for a limit that came with the request; it counts where the rule does that it replaces."""
     try:
         known = Unit(unit)
     except ValueError:
         units = ", ".join(f"{known.value} ({known.name})" for known in Unit)
         raise InvalidQuota(f"{short(unit)} is not a unit: use one of {units}") from None
-    return DescriptorRule(rule_id, domain, (), (made_once(requests_per_unit, known),))
+    return DescriptorRule(replaced or rule_id(domain), domain, (), (cached_limit(requests_per_unit, known),))
 
 
 def _not_replaced(match: Match, replaced: frozenset[str]) -> Match:
@@ -252,7 +230,7 @@ def _not_replaced(match: Match, replaced: frozenset[str]) -> Match:
     kept = tuple([limit for limit in rule.limits if not limit.name or limit.name not in replaced])
     if not kept:
         return Match(MatchOutcome.REPLACED, hits=match.hits, refund=match.refund, entries=match.entries)
-    return _applied(replace(rule, limits=kept), match.entries, match.hits, refund=match.refund)
+    return _apply(replace(rule, limits=kept), match.entries, match.hits, refund=match.refund)
 
 
 def _invalid(entries: Entries, problem: str) -> Match:

@@ -1,4 +1,4 @@
-"""What Envoy asks, as values. The numbers are those of its protocol, `envoy.service.ratelimit.v3`."""
+"""Envoy's requests as values. The numbers are those of its protocol, `envoy.service.ratelimit.v3`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class Unit(IntEnum):
 
     @property
     def seconds(self) -> int:
-        """Its length."""
         return _SECONDS[self]
 
 
@@ -53,7 +52,7 @@ class Descriptor(msgspec.Struct, frozen=True, gc=False):
 
     entries: Entries
     hits: int | None = None
-    """How much to take, 0 to take nothing and only ask; None: as much as the request says."""
+    """The cost; 0 for a peek; None: that of the request."""
     override: Override | None = None
     refund: bool = False
-    """Whether to give `hits` back instead (`is_negative_hits`)."""
+    """Whether `hits` are refunded (`is_negative_hits`)."""

@@ -6,7 +6,7 @@ dictionary lookup, whatever the number of its siblings, and only patterns (names
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -17,7 +17,7 @@ from headgate.core.algorithms import Algorithm
 from headgate.core.errors import InvalidQuota
 from headgate.core.key import space
 from headgate.core.numbers import whole
-from headgate.core.quota import SECOND, Quota
+from headgate.core.quota import MAX_WINDOW_US, SECOND, Quota
 from headgate.policy.envoy.request import MAX_UINT32, Entries, Unit
 from headgate.policy.lists import Pattern
 
@@ -26,30 +26,33 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """A limit as an operator writes it, and as the answer shows it. Raises InvalidQuota."""
+    """A limit as operators write it and responses show it. Raises InvalidQuota."""
 
     requests_per_unit: int
-    """0: everything is refused, and no store is asked."""
+    """0: everything is refused, without a store call."""
     unit: Unit
     unit_multiplier: int = 1
-    """The window is so many units."""
+    """The number of units in the window."""
     name: str = ""
     replaces: frozenset[str] = frozenset()
     """Names of limits that do not apply when this one does."""
     algorithm: Algorithm = Algorithm.FIXED_WINDOW
     burst: int = 0
     window_us: int = field(init=False, repr=False, compare=False)
-    """Length of the window in microseconds."""
     quota: Quota | None = field(init=False, repr=False, compare=False)
     """None if everything is refused."""
     nearest_unit: Unit = field(init=False, repr=False, compare=False)
-    """The unit closest to the window in proportion, for clients that know no `unit_multiplier`."""
+    """The unit closest to the window in proportion, for clients without `unit_multiplier`."""
 
     def __post_init__(self) -> None:
         derive = object.__setattr__  # the instance is frozen; these are parts of its construction
         whole("requests_per_unit", self.requests_per_unit, 0, MAX_UINT32, InvalidQuota)
         whole("unit_multiplier", self.unit_multiplier, 1, MAX_UINT32, InvalidQuota)
         seconds = self.unit.seconds * self.unit_multiplier
+        if seconds * SECOND > MAX_WINDOW_US:
+            days = MAX_WINDOW_US // SECOND // 86400
+            message = f"a window of {self.unit_multiplier} {self.unit.name.lower()}s is longer than {days} days"
+            raise InvalidQuota(message, fields=("unit_multiplier",))
         derive(self, "window_us", seconds * SECOND)
         derive(
             self, "nearest_unit", min(Unit, key=lambda unit: max(unit.seconds, seconds) / min(unit.seconds, seconds))
@@ -62,16 +65,16 @@ class RateLimit:
             derive(self, "quota", None)
 
 
-made_once = lru_cache(maxsize=10_000)(RateLimit)
-"""Make a `RateLimit`, or return an equal one: files have many limits of few kinds, and to make one takes longer."""
+cached_limit = lru_cache(maxsize=10_000)(RateLimit)
+"""Return a `RateLimit`: files have many limits of few kinds, and a new one takes longer."""
 
 
 class Level(NamedTuple):
-    """What is to be known of each descriptor on the way to a rule."""
+    """A descriptor on the path to a rule."""
 
     name: str
     shared: bool = False
-    """Whether all that match the pattern count together."""
+    """Whether all values that match the pattern count together."""
     value_to_metric: bool = False
 
 
@@ -80,31 +83,33 @@ class DescriptorRule:
     """The limits of one descriptor of the tree."""
 
     id: str
-    """Stands for the domain and the path; the limits do not change it."""
+    """A digest of the domain and the path; it does not depend on the limits."""
     domain: str
     path: tuple[Level, ...]
     """Empty if the limit came with the request."""
     limits: tuple[RateLimit, ...]
-    """None of them: unlimited."""
+    """Empty: unlimited."""
     name: str = ""
-    """Of an unlimited rule; otherwise the limits have names."""
+    """The name of an unlimited rule; otherwise the limits have names."""
     replaces: frozenset[str] = frozenset()
     """Names of limits that do not apply when this rule does."""
     shadow_mode: bool = False
     quota_mode: bool = False
     detailed_metric: bool = False
     metadata: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """The name of each limit."""
     banned: RateLimit | None = field(init=False, repr=False, compare=False)
-    """The limit of 0, if there is one."""
+    """The limit of 0, if any."""
     counted: tuple[tuple[str, Quota], ...] = field(init=False, repr=False, compare=False)
-    """For each limit, where its states live and its quota; none if one of them is a limit of 0."""
+    """The space and the quota of each limit; empty if there is a limit of 0."""
     capacity: int = field(init=False, repr=False, compare=False)
     """The highest cost that all limits could admit."""
     shares: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """For each level, the pattern that stands for the value in the key, marked with a star; empty if none does."""
+    """For each level, the pattern that replaces the value in keys, marked with a star; empty if there is none."""
     stat: tuple[str, ...] | None = field(init=False, repr=False, compare=False)
-    """The parts of the metric's name, if they do not depend on the request: then they are those of the file, even where
-    envoyproxy/ratelimit would show how the request divides ``a_b_c`` into key and value."""
+    """The parts of the metric's name if they do not depend on the request. Unlike in envoyproxy/ratelimit, they do not
+    show how the request divides ``a_b_c`` into key and value."""
 
     def __post_init__(self) -> None:
         derive = object.__setattr__  # the instance is frozen; these are parts of its construction
@@ -113,6 +118,7 @@ class DescriptorRule:
         counted = tuple((space(self.id, quota), quota) for quota in quotas) if banned is None else ()
         if len({place for place, _ in counted}) < len(counted):
             raise InvalidQuota("two limits have the same algorithm and window: keep the stricter one")
+        derive(self, "names", tuple(limit.name for limit in self.limits))
         derive(self, "banned", banned)
         derive(self, "counted", counted)
         derive(self, "capacity", min((quota.capacity for quota in quotas), default=0))
@@ -143,14 +149,13 @@ class DescriptorNode:
     level: Level
     rule: DescriptorRule | None
     children: Mapping[str, DescriptorNode]
-    """By name."""
     wildcards: tuple[tuple[Pattern, DescriptorNode], ...]
-    """Those of the children whose names are patterns, in the order of the file."""
+    """The children whose names are patterns, in the order of the file."""
 
     def find(self, entries: Entries) -> DescriptorRule | None:
-        """Return the rule for these entries: of the node that they lead to, one entry a level, not of any before it.
+        """Return the rule of the node at the end of the path of entries, one entry for each level.
 
-        On each level the first of these is taken: the exact name; the first pattern that fits; the key alone.
+        On each level, the exact name wins, then the first pattern that matches, then the key alone.
         """
         node = self
         for key, value in entries:
@@ -169,46 +174,20 @@ class DescriptorNode:
         return node.rule
 
     def described(self, path: str) -> Iterator[str]:
-        """Return the limits of this node and of those below it, as text, each after the names that lead to it."""
+        """Return the limits of this node and of those below it as text, each after its path."""
         if self.rule is not None:
-            yield f"{path}: {_limits(self.rule)}"
+            texts = []
+            for limit in self.rule.limits:
+                unit = limit.unit.name if limit.unit_multiplier == 1 else f"{limit.unit_multiplier} {limit.unit.name}"
+                texts.append(f"{limit.requests_per_unit} per {unit}" + (f" ({limit.name})" if limit.name else ""))
+            marks = ["shadow"] * self.rule.shadow_mode + ["quota"] * self.rule.quota_mode
+            yield f"{path}: {', '.join([*(texts or ['unlimited']), *marks])}"
         for name, child in self.children.items():
             yield from child.described(f"{path}.{name}")
 
 
-def _limits(rule: DescriptorRule) -> str:
-    texts = []
-    for limit in rule.limits:
-        unit = limit.unit.name if limit.unit_multiplier == 1 else f"{limit.unit_multiplier} {limit.unit.name}"
-        texts.append(f"{limit.requests_per_unit} per {unit}" + (f" ({limit.name})" if limit.name else ""))
-    marks = [mark for mark, is_set in (("shadow", rule.shadow_mode), ("quota", rule.quota_mode)) if is_set]
-    return ", ".join([*(texts or ["unlimited"]), *marks])
-
-
-class Trail:
-    """The way from a domain to a descriptor, from which the ids of rules are made."""
-
-    __slots__ = ("_digest", "domain", "levels")
-
-    def __init__(self, domain: str) -> None:
-        self.domain = domain
-        self.levels: tuple[Level, ...] = ()
-        self._digest = blake2b(_framed(domain), digest_size=16)
-
-    def to(self, level: Level) -> Trail:
-        """Return the way to a descriptor that is nested in this one."""
-        trail = Trail(self.domain)
-        trail.levels = (*self.levels, level)
-        trail._digest = self._digest.copy()
-        trail._digest.update(_framed(level.name))
-        return trail
-
-    @property
-    def id(self) -> str:
-        """The same for the same domain and names, and for no others."""
-        return f"rls:{self._digest.hexdigest()}"
-
-
-def _framed(text: str) -> bytes:
-    raw = text.encode()
-    return b"%d:%b" % (len(raw), raw)
+def rule_id(domain: str, path: Iterable[Level] = ()) -> str:
+    """Return the id of the rule of a descriptor, unique to the domain and the names on its path."""
+    names = [name.encode() for name in (domain, *[level.name for level in path])]
+    digest = blake2b(b"".join([b"%d:%b" % (len(name), name) for name in names]), digest_size=16)
+    return f"rls:{digest.hexdigest()}"

@@ -1,29 +1,29 @@
-"""The answer to a check, as JSON, and its header fields as the wire sends them.
+"""The response to a check, as JSON, and its header fields as the wire sends them.
 
 ======================  =====================================================================================
 allowed                 whether the request may pass
 limit                   the most that can pass at once, under the limit that blocks longest or is the most
                         restrictive one; null, as the next four, where no limit decided
-remaining               what is left of it
-reset_at                Unix time in seconds, rounded up: when nothing counts as used any more if nobody asks
+remaining               the units left of it
+reset_at                Unix time in seconds, rounded up: when the usage is 0 again without further requests
 retry_after             whole seconds, at least 1 on refusal, 0 when allowed; null: waiting does not help
-current_count           what is taken of the limit now
+current_count           the usage of the limit
 rule_id                 the rule of that limit
 state                   normal, warning or throttled
-degraded                whether the store did not decide this
+degraded                whether it was decided without the store
 matched                 whether any rule matched
-reason                  who is on which list, or why it is degraded; else empty
+reason                  the list and the principal on it, or why it is degraded; else empty
 delay                   of a leaky bucket that queues: seconds until it is this request's turn; else 0
-limits                  what each limit says: rule_id, allowed, limit, remaining, reset_at, retry_after, state
-shadow                  the same of the limits of shadow rules, which refuse nothing
-unmatched_principals    names of principals that no rule and no list knows: nothing limits by them
-charge                  if that was asked for: what names the cost that was taken, for a refund; empty if none was
+limits                  for each limit: rule_id, allowed, limit, remaining, reset_at, retry_after, state
+shadow                  the same for the limits of shadow rules, which refuse nothing
+unmatched_principals    names of principals that no rule and no list counts by
+charge                  on request: the identifier of the cost that was taken, for a refund; empty if none was
 refusal                 of a refusal by a rule with its own status or message: both of them, the message perhaps empty
-exact                   if that was asked for: the ruling to the microsecond; see `headgate.engine.written`
+exact                   on request: the ruling to the microsecond; see `headgate.engine.ruling_json`
 ======================  =====================================================================================
 
-What is the same in all answers by the same rules is written once; the numbers are put between. Times are counted from
-before the decision: with a later time, the end of a fixed window would seem to move.
+The constant parts of the responses by the same rules are prepared once; the numbers are inserted. Times are counted
+from before the decision: with a later time, the end of a fixed window would seem to move.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND
 from headgate.engine import Ruling
 from headgate.engine.charges import ALONE, Seal, charge_of
-from headgate.engine.written import write
+from headgate.engine.ruling_json import write
 from headgate.server.wire.messages import HttpResponse
 from headgate.web.headers import MOST_PREPARED, HeaderWriter, ResponseHeaders, as_line, worst
 
@@ -60,20 +60,17 @@ _UNDECIDED = (
     b'"state":"%b",%b,"limits":[],"shadow":[<shadow>],"unmatched_principals":[]}'
 )
 _ELEMENT = b'{"rule_id":<rule>,"allowed":%b,"limit":%d,"remaining":%d,"reset_at":%d,"retry_after":%d,"state":"%b"}'
-"""What is in angle brackets is filled in once for all answers by the same rules."""
+"""The parts in angle brackets are filled in once for all responses by the same rules."""
 _IN_TIME = b'"degraded":false,"matched":true,"reason":"","delay":0.0'
 _encode = msgspec.json.Encoder().encode
 
 
 class CheckAnswers:
-    """Answers checks, always with 200: that a request is refused is what was asked for.
+    """Writes the responses to checks. Their status is always 200: the check succeeded, even if it refuses a request.
 
-    The header has the X-RateLimit fields, which repeat the answer. The IETF's fields are left out: they would tell the
-    client of *this* response to slow down, who is not the one that is limited.
-
-    Args:
-        reset_format: of X-RateLimit-Reset, see `ResponseHeaders`.
-        refusal_of: returns the status and the message of a rule's refusals.
+    The headers have the X-RateLimit fields, which repeat the body, but not those of the IETF: they would make the
+    receiver of *this* response slow down, which is not the limited client. `refusal_of` returns the status and the
+    message of a rule's refusals.
     """
 
     def __init__(
@@ -84,20 +81,17 @@ class CheckAnswers:
         self._is_epoch = reset_format == "epoch"
         self._states = {state: as_line("X-RateLimit-State")(state) for state in Pressure} | {Pressure.NORMAL: b""}
         self._prepared = BoundedCache[tuple[object, ...], tuple[bytes, list[bytes]]](MOST_PREPARED)
-        """Answers without what changes, by the rules of the limits and the shadow rules; see `_template`."""
+        """Templates of responses, by the rules of the limits and the shadow rules; see `_template`."""
 
     def response(
         self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False, seal: Seal = ALONE
     ) -> HttpResponse:
-        """Return the response to a request that came at `now`, in microseconds since the epoch.
-
-        On request it has what names the cost that was taken, sealed, and the ruling.
-        """
-        decision, told = ruling.decision, ruling.shadow_decisions
+        """Return the response to a request that arrived at `now`, in microseconds since the epoch."""
+        decision, shown = ruling.decision, ruling.shadow_decisions
         if decision is not None:
-            told = (decision.parts if decision.made_of else (decision,)) + told
+            shown = (decision.parts or (decision,)) + shown
         limits: tuple[Any, ...] = ()
-        for part in told:
+        for part in shown:
             allowed, wait = (b"true", 0) if part.allowed else (b"false", -(-part.retry_after_us // SECOND) or 1)
             reset_at, state = -(-(now + part.reset_after_us) // SECOND), _STATES[part.state]
             limits += allowed, part.limit, part.remaining, reset_at, wait, state
@@ -115,7 +109,7 @@ class CheckAnswers:
         return response
 
     def _decided(self, decision: Decision, name: bytes, template: bytes, limits: tuple[Any, ...]) -> HttpResponse:
-        """Return the response to what limits decided, from what it says of each of them."""
+        """Return the response to a request that limits decided; `limits` are the members of its elements."""
         place = 6 * decision.index
         allowed, limit, left, reset_at, wait, state = limits[place : place + 6]
         in_time = _IN_TIME
@@ -126,7 +120,7 @@ class CheckAnswers:
             in_time = _late(decision)
             lines = _LINES % (limit, left, reset) + b"".join(self._writer.unusual(decision))
         elif not refused:
-            worst_state = worst(decision.parts) if decision.made_of else decision.state
+            worst_state = worst(decision.parts) if decision.parts else decision.state
             if worst_state is not _NORMAL:
                 lines += self._states[worst_state]
         about = decision.limit - left, name, state, in_time
@@ -134,7 +128,7 @@ class CheckAnswers:
 
 
 def _template(ruling: Ruling) -> tuple[bytes, list[bytes]]:
-    """Return the answers by the same rules, without what changes, and what the rules are called in them."""
+    """Return the template of the responses by the same rules, and the encoded names of the rules."""
     rules = [_encode(rule_id) for rule_id in (*ruling.rules, *ruling.shadow_rules)]
     elements = [_ELEMENT.replace(b"<rule>", rule_id.replace(b"%", b"%%")) for rule_id in rules]
     enforced = len(ruling.rules)
@@ -144,14 +138,14 @@ def _template(ruling: Ruling) -> tuple[bytes, list[bytes]]:
 
 
 def _undecided(ruling: Ruling) -> tuple[bytes, ...]:
-    """Return what an answer begins with where no limit decided."""
+    """Return the first members of a response that no limit decided."""
     allowed, retry_after = (b"true", b"0") if ruling.allowed else (b"false", b"null")
     about = _encode(ruling.matched), _encode(ruling.reason)
     return allowed, retry_after, _STATES[ruling.state], b'"degraded":false,"matched":%b,"reason":%b,"delay":0.0' % about
 
 
 def _with_more(response: HttpResponse, ruling: Ruling, *, refundable: bool, exact: bool, seal: Seal) -> HttpResponse:
-    """Return an answer with what few have: names that no rule knows, and what was asked for."""
+    """Add the members that few responses have."""
     body = response.body
     if ruling.unmatched_principals:
         body = b"%b%b}" % (body[: -len(b"[]}")], _encode(ruling.unmatched_principals))
@@ -163,7 +157,7 @@ def _with_more(response: HttpResponse, ruling: Ruling, *, refundable: bool, exac
 
 
 def _late(decision: Decision) -> bytes:
-    """Return the members that say why the store did not decide, and when it is the turn of what is in a queue."""
+    """Return the members of a decision that is degraded, or waits in a queue."""
     degraded, delay = decision.degraded, _encode(decision.delay_us / SECOND)
-    told = _encode(degraded != ""), _encode(degraded), delay
-    return b'"degraded":%b,"matched":true,"reason":%b,"delay":%b' % told
+    members = _encode(degraded != ""), _encode(degraded), delay
+    return b'"degraded":%b,"matched":true,"reason":%b,"delay":%b' % members

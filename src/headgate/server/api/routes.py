@@ -6,11 +6,10 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from headgate.server.api.answers import CheckAnswers
+from headgate.server.api.bodies import Timestamps
 from headgate.server.api.checks import Checks, problem_response
-from headgate.server.api.forward_auth import ForwardAuth, ForwardChecks
-from headgate.server.api.pages import HealthPages, MetricsPages
-from headgate.server.api.questions import Timestamps
-from headgate.server.api.rules import RulesPages
+from headgate.server.api.forward_auth import ANY_STATUS, ForwardAuth, ForwardChecks
+from headgate.server.api.pages import HealthPages, MetricsPages, RulesPages
 from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
 from headgate.server.wire.admission import AdmitMore, admit_any
@@ -41,15 +40,7 @@ def application(
 ) -> Handler:
     """Return the handler of all requests over HTTP.
 
-    Args:
-        decisions: makes the decisions; its recorder has the metrics.
-        readiness: whether this process accepts requests.
-        forward_auth: settings of forward authentication.
-        timestamps: which timestamps of clients are accepted.
-        reset_format: of X-RateLimit-Reset in answers to checks, see `ResponseHeaders`.
-        others: handlers of other paths, for any method, such as ``/json``.
-        reference: handlers of the API reference.
-        admit_more: admits the further checks of a batch.
+    `others` are handlers of other paths, for any method; `reference` those of the API reference.
     """
     answers = CheckAnswers(reset_format, decisions.engine.refusal_of)
     checks = Checks(decisions, answers, timestamps or Timestamps(), admit_more)
@@ -70,37 +61,31 @@ def application(
         **{path: (None, handler) for path, handler in others.items()},
         **{path: (_GET, handler) for path, handler in reference.items()},
     }
-    return _Router(routes).answer
+
+    def route(request: HttpRequest) -> HttpResponse | Coroutine[Any, Any, HttpResponse]:
+        if request.path == CHECK and request.method == b"POST":
+            return checks.check(request)
+        methods, handler = routes.get(request.path, (None, _not_found))
+        if methods is None or request.method in methods:
+            return handler(request)
+        return _other_method(request, methods)
+
+    return route
 
 
-def statuses_of(forward_auth: ForwardAuth) -> Mapping[bytes, int]:
+def statuses_of(deny_status: int) -> Mapping[bytes, int]:
     """Return the statuses of requests that are not valid HTTP, by path, where they differ from HTTP's.
 
     A proxy's request contains what its client sent. If that is malformed, the proxy must get a status that refuses the
     client: it could take another one for a failure of ours, and let the client pass.
     """
-    status = forward_auth.unreadable_status
-    return {} if status is None else {FORWARD_AUTH: status}
-
-
-class _Router:
-    def __init__(self, routes: Mapping[bytes, tuple[frozenset[bytes] | None, Handler]]) -> None:
-        self._routes = routes
-        self._check = routes[CHECK][1]
-
-    def answer(self, request: HttpRequest) -> HttpResponse | Coroutine[Any, Any, HttpResponse]:
-        if request.path == CHECK and request.method == b"POST":
-            return self._check(request)
-        methods, handler = self._routes.get(request.path, (None, _not_found))
-        if methods is None or request.method in methods:
-            return handler(request)
-        return _other_method(request, methods)
+    return {} if deny_status == ANY_STATUS else {FORWARD_AUTH: deny_status}
 
 
 def _not_found(request: HttpRequest) -> HttpResponse:
     if request.path == b"*" and request.method == b"OPTIONS":
         return HttpResponse(204)
-    detail = f"there is nothing at {shown(request.path.decode('latin-1'))}; send checks to {CHECK.decode()}"
+    detail = f"no such path: {shown(request.path.decode('latin-1'))}; send checks to {CHECK.decode()}"
     return problem_response(of_status(404, detail))
 
 

@@ -1,8 +1,4 @@
-"""Envoy's external authorization, envoy.service.auth.v3, over gRPC: who asks, and whether the request may pass.
-
-From the wire up, one subject each: `questions`, what Envoy tells about a request; `service`, who it is, and what is
-decided; `answers`, what Envoy is to do with the request, or to tell its client.
-"""
+"""Envoy's external authorization, envoy.service.auth.v3, over gRPC: it identifies clients, and checks their limits."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Envoy's rate limit service, envoy.service.ratelimit.v3, over gRPC and as JSON.
-
-From the wire up, one subject each: `codec`, the messages; `mapping`, what descriptors mean to Headgate's rules;
-`answers`, what is answered by rules and by the trees of envoyproxy/ratelimit; `service`, who decides;
-`json_form`, the same as JSON.
-"""
+"""Envoy's rate limit service, envoy.service.ratelimit.v3, over gRPC and as JSON."""
 
 from __future__ import annotations
 

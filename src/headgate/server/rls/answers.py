@@ -1,12 +1,11 @@
-"""What Envoy is answered: by rules, and by the descriptor trees of envoyproxy/ratelimit.
+"""The responses to Envoy, by rules and by the descriptor trees of envoyproxy/ratelimit.
 
-An answer is put together from pieces. What does not change is encoded once for each limit (`LimitPieces`); of the rest,
-each part of the answer is written where its value is known: the statuses, the header fields, the problem document of a
-refusal, and the metadata. No answer is remembered: to look one up takes as long as to write it, and among many users
-hardly two get the same.
+A response is assembled from pieces. The constant ones are encoded once for each limit (`LimitPieces`); the others are
+the statuses, the header fields, the problem document of a refusal, and the metadata. No response is cached: a lookup
+takes as long as writing one, and among many users hardly any two get the same.
 
-A refusal that is due to the store, under the mode ``deny``, is over the limit as well: at an error Envoy would let the
-request pass, unless it is configured otherwise. Only the document says whose fault it is.
+A refusal because the store is unavailable, in the mode ``deny``, is over the limit as well: by default, Envoy lets a
+request pass at an error. Only the problem document shows the cause.
 """
 
 from __future__ import annotations
@@ -23,20 +22,18 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import Ruling
 from headgate.engine.descriptors import Answered
-from headgate.policy.envoy import EnvoyAnswer, Status, passed_metadata
+from headgate.policy.envoy import EnvoyAnswer, Match, Status, passed_metadata
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Unit
 from headgate.policy.selection import Verdict
-from headgate.protos import entry, varint
+from headgate.protobuf import entry, varint
 from headgate.server.rls import codec
 from headgate.server.rls.codec import OK, OVER_LIMIT
 from headgate.web import problem
 from headgate.web.headers import (
     MOST_PREPARED,
-    MOST_SHOWN,
     HeaderWriter,
     LimitFields,
-    ListedFields,
     ResponseHeaders,
     most_shown,
     policy_names,
@@ -45,7 +42,7 @@ from headgate.web.headers import (
 from headgate.web.problem import CONTENT_TYPE, NOT_ADMITTED, LimitTexts, of_status
 
 UNNAMED = "default"
-"""What header fields call a limit without a name, or with one that they cannot have."""
+"""The name in header fields of a limit without a name, or with one that is invalid there."""
 TOO_MANY_REQUESTS = 429
 _HOPELESS = "The limit of this request is 0, or the request is more than the limit could ever admit."
 _LONGEST_NAME = 64
@@ -53,7 +50,7 @@ _CONTENT_TYPE = codec.header("content-type")(CONTENT_TYPE)
 _NO_STORE = codec.header("Cache-Control")("no-store")
 _STATES = {state: entry("state", str(state)) for state in Pressure}
 _PASSES, _IS_OVER, _NORMAL, _THROTTLED = Code.OK, Code.OVER_LIMIT, Pressure.NORMAL, Pressure.THROTTLED
-"""To look members up in their class takes longer than most of what is done with them."""
+"""Module globals: the lookup of an enum's member is too slow here."""
 _OK_STATUS, _OVER_STATUS = (codec.status(codec.status_content(code)) for code in (Code.OK, Code.OVER_LIMIT))
 
 
@@ -65,29 +62,32 @@ class RlsAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 class LimitPieces(msgspec.Struct, frozen=True, gc=False):
-    """What is the same in all answers about one limit."""
+    """The constant parts of all responses about one limit."""
 
     ok: bytes
     """The beginning of the status of a descriptor that passes."""
     over: bytes
-    """The same of one that does not."""
-    fields: LimitFields[bytes] | None
-    """Of the header."""
+    """The beginning of the status of one that does not."""
+    name: str
+    """Of its policy."""
+    fields: Sequence[LimitFields[bytes]]
+    """Of the header; none without header fields."""
     texts: LimitTexts
     """Of the problem document."""
     rule_id: bytes
     """The entry of the metadata; empty for a limit without a name."""
     metadata: Mapping[Pressure, bytes]
-    """All of it, where there is nothing to tell but the limit and its state."""
+    """The complete metadata of responses with only the limit and its state."""
 
 
 class _Answers:
-    """Puts answers together, whoever decided.
+    """Assembles responses, by rules or trees.
 
     Args:
-        headers: which header fields a response gets; None for none. Those that Envoy makes are its own business.
-        per_unit: which number of a quota is told to be that of requests per unit.
-        about: makes metadata of the entry that names a limit, and its state.
+        headers: which header fields a response has; None for none. Envoy may add its own.
+        per_unit: returns the number of a quota that is sent as requests per unit: the capacity by rules, the limit by
+            trees, whose files have it.
+        about: returns metadata with the entry that names a limit, and its state.
     """
 
     def __init__(
@@ -102,13 +102,14 @@ class _Answers:
 
     def _prepare(self, name: str, quota: Quota) -> LimitPieces:
         number, unit = min(self._per_unit(quota), MAX_UINT32), nearest_unit(quota.window_us)
-        told, current_limit = _policy_name(name), codec.current_limit(number, unit, name)
-        rule_id = entry("rule_id", told) if told != UNNAMED else b""
+        policy, current_limit = _policy_name(name), codec.current_limit(number, unit, name)
+        rule_id = entry("rule_id", policy) if policy != UNNAMED else b""
         return LimitPieces(
             codec.status_content(Code.OK, current_limit),
             codec.status_content(Code.OVER_LIMIT, current_limit),
-            None if self._writer is None else self._writer.prepare(told, quota),
-            problem.prepare(told, quota),
+            policy,
+            () if self._writer is None else (self._writer.prepare(policy, quota),),
+            problem.prepare(policy, quota),
             rule_id,
             {state: codec.metadata(self._about(rule_id, state)) for state in Pressure},
         )
@@ -126,28 +127,20 @@ class _Answers:
         is_ours: bool = False,
         message: str = "",
     ) -> RlsAnswer:
-        """Return the answer to what limits decided.
+        """Return the response to a request that limits decided.
 
-        Args:
-            allowed: whether the request passes.
-            statuses: of all descriptors, encoded.
-            decision: of all limits together.
-            names: of all limits.
-            limit: the one that the decision describes, prepared.
-            metadata: encoded.
-            now: microseconds since the epoch.
-            is_ours: whether a refusal is our own fault.
-            message: what a refusal says; empty: what it always says. (The status is Envoy's business.)
+        `decision` is that of all limits, whose names are `names`; `limit` is the one that it describes. `is_ours`: a
+        refusal is a failure of ours. `message` replaces the usual message of a refusal; its status is up to Envoy.
         """
         reset_at = -(-(now + decision.reset_after_us) // SECOND)
         limits: Sequence[LimitPieces] = (limit,)
-        listed = None
-        if decision.made_of:
-            limits, listed = self._listed(names, decision.parts)
-            decision, limits = most_shown(decision, limits)
+        fields = limit.fields
+        if decision.parts:
+            decision, limits = most_shown(decision, self._limits(names, decision.parts))
+            fields = [field for each in limits for field in each.fields]
         pieces = [OK if allowed else OVER_LIMIT, statuses]
-        if self._writer is not None and limit.fields is not None:
-            pieces.append(self._writer.joined(decision, limit.fields, reset_at, listed))
+        if self._writer is not None:
+            pieces += self._writer.write(decision, fields, reset_at)
         if not allowed:
             write = problem.reduced if is_ours else problem.exceeded
             document = write(decision, [each.texts for each in limits])
@@ -157,31 +150,27 @@ class _Answers:
         pieces.append(metadata)
         return RlsAnswer(allowed, b"".join(pieces))
 
-    def _listed(
-        self, names: Sequence[str], parts: Sequence[Decision]
-    ) -> tuple[Sequence[LimitPieces], ListedFields[bytes] | None]:
-        """Return what is prepared of several limits, and of the fields that list them, unless they are too many."""
-        numbered = policy_names([_policy_name(name) for name in names], len(names))
-        limits = [self._prepared.of(name, part.quota) for name, part in zip(numbered, parts, strict=True)]
-        fields = [each.fields for each in limits if each.fields is not None]
-        if self._writer is None or len(fields) > MOST_SHOWN:
-            return limits, None
-        return limits, self._writer.listed(fields)
+    def _limits(self, names: Sequence[str], parts: Sequence[Decision]) -> Sequence[LimitPieces]:
+        """Return the pieces of several limits; no two have the same name."""
+        limits = [self._prepared.of(names[place], part.quota) for place, part in enumerate(parts)]
+        names = [limit.name for limit in limits]
+        distinct = policy_names(names, len(parts))
+        if distinct is names:
+            return limits
+        return [self._prepared.of(name, part.quota) for name, part in zip(distinct, parts, strict=True)]
 
     def _refused(self, statuses: bytes, detail: str, metadata: bytes) -> RlsAnswer:
-        """Return the refusal of what no limit was asked about, or no wait would help."""
+        """Return a refusal that was not decided by a limit, or that waiting would not change."""
         document = of_status(TOO_MANY_REQUESTS, detail).encode()
         pieces = OVER_LIMIT, statuses, _NO_STORE, _CONTENT_TYPE, codec.BODY, varint(len(document)), document, metadata
         return RlsAnswer(False, b"".join(pieces))
 
 
 class RuleAnswers(_Answers):
-    """Answers what rules decided.
+    """Responses by rules.
 
-    Args:
-        headers: see `_Answers`.
-        denies: says of a rule, by its id, whether it denies everything while the store is away.
-        message_of: returns the message of a rule's refusals; empty: the usual one.
+    `denies` returns whether a rule denies everything while the store is unavailable; `message_of` the message of its
+    refusals, empty for the usual one.
     """
 
     def __init__(
@@ -194,12 +183,9 @@ class RuleAnswers(_Answers):
         self._denies, self._message_of = denies, message_of
 
     def of(self, rulings: Sequence[Ruling], now: int, refunds: Sequence[bool] = ()) -> RlsAnswer:
-        """Return the answer to a request.
+        """Return the response to a request that arrived at `now`, in microseconds since the epoch.
 
-        Args:
-            rulings: on each of its descriptors.
-            now: the time before the decision, in microseconds since the epoch.
-            refunds: whether each descriptor is a refund, which is never refused; default: none is.
+        There is a ruling for each descriptor; `refunds` marks those of refunds, which are never refused.
         """
         statuses = b"".join(map(self._status, rulings, refunds or repeat(False)))
         if refunds:
@@ -232,7 +218,7 @@ class RuleAnswers(_Answers):
         return self._decided(allowed, statuses, decision, names, limit, metadata, now, is_ours=is_ours, message=message)
 
     def unacceptable(self, problems: Sequence[str]) -> RlsAnswer:
-        """Return the refusal of what cannot be matched with rules: for each descriptor, what is wrong, or nothing."""
+        """Return the refusal of a request that rules cannot match; each descriptor has a problem, perhaps empty."""
         statuses = b"".join([_OVER_STATUS if each else _OK_STATUS for each in problems])
         detail = next(each for each in problems if each)
         about = _STATES[Pressure.THROTTLED] + entry("reason", detail)
@@ -251,12 +237,9 @@ class RuleAnswers(_Answers):
 
 
 class TreeAnswers(_Answers):
-    """Answers what descriptor trees decided.
+    """Responses by descriptor trees, which may include the metadata of descriptors that passed.
 
-    Args:
-        headers: see `_Answers`.
-        denies: whether everything is denied while the store is away.
-        with_metadata: whether the metadata of descriptors that passed is in the answer.
+    `denies`: everything is denied while the store is unavailable.
     """
 
     def __init__(self, headers: ResponseHeaders | None, *, denies: bool = False, with_metadata: bool = False) -> None:
@@ -264,48 +247,45 @@ class TreeAnswers(_Answers):
         self._denies, self._with_metadata = denies, with_metadata
 
     def of(self, answered: Answered) -> tuple[EnvoyAnswer, RlsAnswer]:
-        """Return what was decided, and the answer that tells it."""
+        """Return the decision in Envoy's terms, and the response."""
         answer = answered.answer
         return answer, self._written(answered, answer)
 
     def _written(self, answered: Answered, answer: EnvoyAnswer) -> RlsAnswer:
-        """Put an answer together."""
-        now, matches = answered.at_us, answered.matching.matches
-        allowed = answer.code is _PASSES
-        statuses, shadowed = b"", list[str]()
+        now, matches, given = answered.at_us, answered.matching.matches, answered.decisions
+        allowed, statuses = answer.code is _PASSES, b""
         decisions, names = list[Decision](), list[str]()
         hopeless: str | None = None
-        has_metadata = has_refused = False
-        for match, status, decision in zip(matches, answer.statuses, answered.decisions, strict=True):
+        has_refused = is_over = False
+        for place, status in enumerate(answer.statuses):
+            match, decision = matches[place], given[place]
             statuses += self._status(status)
-            rule = match.rule
-            if self._with_metadata and rule is not None and rule.metadata:
-                has_metadata = True
-            if status.over and (answer.shadowed or match.shadow_mode):
-                shadowed.append(".".join(match.stat))
-            if decision is None or rule is None:
-                if hopeless is None and status.code is _IS_OVER:  # no limit was asked, and no wait would help
+            is_over = is_over or status.over
+            if decision is None or match.rule is None:
+                if hopeless is None and status.code is _IS_OVER:  # no limit was checked, and no wait would help
                     hopeless = match.name
-            elif (decision.allowed or not match.refund) and not rule.shadow_mode:
+            elif (decision.allowed or not match.refund) and not match.rule.shadow_mode:
                 decisions += decision.parts or (decision,)
-                names += [limit.name for limit in rule.limits]
+                names += match.rule.names
                 has_refused = has_refused or not decision.allowed
+        shadowed = _shadowed(matches, answer) if is_over else ()
+        has_metadata = self._with_metadata and any(match.metadata for match in matches)
         state = _THROTTLED if not allowed else worst(decisions)
         if not allowed and hopeless is not None:
             detail = next(iter(answered.matching.problems), _HOPELESS)
             rule_id = entry("rule_id", hopeless) if hopeless else b""
-            metadata = self._told(answered, answer, state, rule_id, shadowed, has_metadata=has_metadata)
+            metadata = self._metadata(answered, answer, state, rule_id, shadowed, has_metadata=has_metadata)
             return self._refused(statuses, detail, metadata)
         if allowed and has_refused:  # some quotas are exceeded, or it is shadow mode
             pairs = [(each, name) for each, name in zip(decisions, names, strict=True) if each.allowed]
             decisions, names = [each for each, _ in pairs], [name for _, name in pairs]
         if not decisions:
-            metadata = self._told(answered, answer, state, b"", shadowed, has_metadata=has_metadata)
+            metadata = self._metadata(answered, answer, state, b"", shadowed, has_metadata=has_metadata)
             return RlsAnswer(True, OK + statuses + metadata)
         decision = combine(decisions)
         limit = self._prepared.of(names[decision.index], decision.quota)
         metadata = (
-            self._told(answered, answer, state, limit.rule_id, shadowed, has_metadata=has_metadata)
+            self._metadata(answered, answer, state, limit.rule_id, shadowed, has_metadata=has_metadata)
             if shadowed or has_metadata or answer.degraded
             else limit.metadata[state]
         )
@@ -325,7 +305,7 @@ class TreeAnswers(_Answers):
             content, seconds = codec.status_content(status.code), seconds or None
         return codec.status(content, status.limit_remaining, seconds)
 
-    def _told(
+    def _metadata(
         self,
         answered: Answered,
         answer: EnvoyAnswer,
@@ -345,25 +325,30 @@ class TreeAnswers(_Answers):
         return codec.metadata(ours, entry("metadata", given) if given else b"")
 
 
+def _shadowed(matches: Sequence[Match], answer: EnvoyAnswer) -> list[str]:
+    """Return the descriptors that are over a limit which does not refuse."""
+    pairs = zip(matches, answer.statuses, strict=True)
+    return [".".join(match.stat) for match, status in pairs if status.over and (answer.shadowed or match.shadow_mode)]
+
+
 def _policy_name(name: str) -> str:
-    """Return a name as header fields can have it."""
     return name if 0 < len(name) <= _LONGEST_NAME and name.isascii() and name.isprintable() else UNNAMED
 
 
 def nearest_unit(window_us: int) -> Unit:
-    """Return the unit that is closest to a window in proportion: the protocol knows no others."""
+    """Return the unit that is closest to a window in proportion: the protocol has no others."""
     seconds = max(window_us / SECOND, 1e-6)
     return min(Unit, key=lambda unit: max(unit.seconds, seconds) / min(unit.seconds, seconds))
 
 
 def _shadow_denied(rulings: Sequence[Ruling]) -> bytes:
-    """Return the entry of the metadata that names the shadow rules which would have refused; empty if none would."""
+    """Return the metadata entry of the shadow rules that would have refused, if any."""
     names = [name for ruling in rulings for name in ruling.shadow_denied]
     return entry("shadow_denied", list(dict.fromkeys(names))) if names else b""
 
 
 def _joined(rulings: Sequence[Ruling]) -> tuple[Decision | None, Sequence[str]]:
-    """Return what all limits say together, and the rule of each; one that descriptors share is told once."""
+    """Return the decision of all limits together, and the rule of each, without repeated limits."""
     if len(rulings) == 1:
         ruling = rulings[0]
         decision = ruling.decision
@@ -372,8 +357,11 @@ def _joined(rulings: Sequence[Ruling]) -> tuple[Decision | None, Sequence[str]]:
         return decision, ruling.rules
     found: dict[int, tuple[Decision, str]] = {}
     for ruling in rulings:
-        if ruling.decision is not None:
-            for part, name in zip(ruling.decision.limits, ruling.rules, strict=True):
+        decision = ruling.decision
+        if decision is not None and not decision.parts:
+            found[id(decision)] = decision, ruling.rule_id
+        elif decision is not None:
+            for part, name in zip(decision.parts, ruling.rules, strict=True):
                 found[id(part)] = part, name
     names = [name for _, name in found.values()]
     return combine([part for part, _ in found.values()]) if found else None, names

@@ -1,25 +1,26 @@
-"""Envoy's messages: a question is read by protobuf, an answer is written by hand, part by part.
+"""Envoy's messages: protobuf parses requests; responses are assembled from prepared pieces.
 
-Questions that recur are read once (see `headgate.server.rls.service`), and most of an answer is the same as that of the
-answer before, and is prepared. Fields that have their default are left out.
+Fields with their default value are omitted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from headgate.core.errors import UsageError
 from headgate.policy.envoy.answering import Code
 from headgate.policy.envoy.request import MAX_UINT32, Descriptor, Override
-from headgate.protos import POOL, RateLimitRequest, entry, framed, text_writer, varint
+from headgate.protobuf import entry, framed, text_writer, varint
+from headgate.protos import POOL, RateLimitRequest
 
 MOST = 256
 """Descriptors of a request, and entries of a descriptor. Envoy's actions make a handful of each."""
 OK = b"\x08\x01"
-"""The beginning of an answer: its overall code."""
+"""The beginning of a response: its overall code."""
 OVER_LIMIT = b"\x08\x02"
 BODY = b"\x2a"
 """The tag of `raw_body`."""
@@ -27,14 +28,16 @@ _OURS = framed(b"\x0a", b"headgate")
 _UNITS = {unit.number: unit.name for unit in POOL.FindEnumTypeByName("envoy.type.v3.RateLimitUnit").values}
 _SMALL = tuple([bytes([number]) for number in range(128)])
 _LEFT = (b"", *[bytes((0x18, number)) for number in range(1, 128)])
+_DURATION = [bytes((0x22, 1 + size, 0x08)) for size in range(11)]
+"""The beginning of a duration, by the size of its seconds."""
 
 
 class MalformedMessage(UsageError):
-    """The bytes are not a message of this kind."""
+    """The bytes are not a `RateLimitRequest`, or it is too large."""
 
 
-class RlsQuestion(NamedTuple):
-    """What Envoy asks."""
+class RlsRequest(msgspec.Struct, frozen=True, gc=False):
+    """A request of Envoy."""
 
     domain: str
     descriptors: tuple[Descriptor, ...]
@@ -42,38 +45,39 @@ class RlsQuestion(NamedTuple):
     """Of descriptors that have none of their own; 0 means 1."""
 
 
-def decode(raw: bytes) -> RlsQuestion:
-    """Return the question that a `RateLimitRequest` is. Raises MalformedMessage."""
+def decode(raw: bytes) -> RlsRequest:
+    """Parse a `RateLimitRequest`. Raises MalformedMessage."""
     try:
         message = RateLimitRequest.FromString(raw)
     except DecodeError:
         raise MalformedMessage("it is not a RateLimitRequest, or a text of it is not UTF-8") from None
-    return question_of(message)
+    return request_of(message)
 
 
-def question_of(message: Any) -> RlsQuestion:
-    """Return the question of a message that protobuf has read. Raises MalformedMessage."""
+def request_of(message: Any) -> RlsRequest:
+    """Return the request of a message that protobuf has parsed. Raises MalformedMessage."""
     if len(message.descriptors) > MOST:
-        raise MalformedMessage(f"it has more than {MOST} descriptors, which are not decided at once")
+        raise MalformedMessage(f"it has more than {MOST} descriptors")
     descriptors = []
     for each in message.descriptors:
         if len(each.entries) > MOST:
-            raise MalformedMessage(f"a descriptor has more than {MOST} entries, which are not looked at")
+            raise MalformedMessage(f"a descriptor has more than {MOST} entries")
         entries = tuple([(pair.key, pair.value) for pair in each.entries])
         hits = each.hits_addend.value if each.HasField("hits_addend") else None
         override = None
         if each.HasField("limit"):
             override = Override(each.limit.requests_per_unit, each.limit.unit & MAX_UINT32)
         descriptors.append(Descriptor(entries, hits, override, each.is_negative_hits))
-    return RlsQuestion(message.domain, tuple(descriptors), message.hits_addend)
+    return RlsRequest(message.domain, tuple(descriptors), message.hits_addend)
 
 
 def status(content: bytes, remaining: int = 0, seconds: int | None = None) -> bytes:
-    """Return one of the `statuses`; `content` is what `status_content` returns, None for no time until the reset."""
+    """Return one of the `statuses`; `content` is that of `status_content`, `seconds` the time until the reset."""
     left = _LEFT[remaining] if remaining < 128 else b"\x18" + varint(remaining)
-    reset = b""
-    if seconds is not None:
-        reset = framed(b"\x22", b"\x08" + varint(seconds)) if seconds else b"\x22\x00"
+    reset = b"" if seconds is None else b"\x22\x00"
+    if seconds:
+        until = varint(seconds)
+        reset = _DURATION[len(until)] + until
     size = len(content) + len(left) + len(reset)
     return b"\x12" + (_SMALL[size] if size < 128 else varint(size)) + content + left + reset
 
@@ -84,14 +88,14 @@ def status_content(code: Code, limit: bytes = b"") -> bytes:
 
 
 def current_limit(requests_per_unit: int, unit: int, name: str) -> bytes:
-    """Return the field of a status that says what the limit is."""
+    """Return the field of a status with its limit."""
     content = b"\x08" + varint(requests_per_unit) if requests_per_unit else b""
     content += b"\x10" + _SMALL[unit]
     return framed(b"\x12", content + framed(b"\x1a", name.encode()) if name else content)
 
 
 def header(name: str) -> Callable[[str], bytes]:
-    """Return what writes `response_headers_to_add` of this name: a spelling, as `headgate.web.headers` has them."""
+    """Return the writer of `response_headers_to_add` of this name, a spelling of `headgate.web.headers`."""
     opening = framed(b"\x0a", name.encode()) + b"\x12"
 
     def before(size: int) -> bytes:
@@ -102,25 +106,25 @@ def header(name: str) -> Callable[[str], bytes]:
 
 
 def metadata(ours: bytes, more: bytes = b"") -> bytes:
-    """Return the field `dynamic_metadata`: our own entries under the key `headgate`, and more beside them."""
+    """Return the field `dynamic_metadata`: our entries under the key `headgate`, and others beside it."""
     return framed(b"\x32", framed(b"\x0a", _OURS + framed(b"\x12", framed(b"\x2a", ours))) + more)
 
 
-def echo(question: RlsQuestion) -> bytes:
-    """Return the field `dynamic_metadata` that repeats a question, as envoyproxy/ratelimit does.
+def echo(request: RlsRequest) -> bytes:
+    """Return the field `dynamic_metadata` that repeats a request, as envoyproxy/ratelimit does.
 
-    It may follow an answer that has the field already: parsers merge the two.
+    It may follow a response that has the field already: parsers merge the two.
     """
     descriptors = []
-    for each in question.descriptors:
+    for each in request.descriptors:
         descriptor: dict[str, Any] = {"entries": [f"{key}={value}" for key, value in each.entries]}
         if each.override is not None:
             descriptor["limit"] = _text_of(each.override)
         if each.hits is not None:
             descriptor["hitsAddend"] = each.hits
         descriptors.append(descriptor)
-    entries = entry("domain", question.domain) + entry("descriptors", descriptors)
-    return framed(b"\x32", entries + entry("hitsAddend", question.hits_addend) if question.hits_addend else entries)
+    entries = entry("domain", request.domain) + entry("descriptors", descriptors)
+    return framed(b"\x32", entries + entry("hitsAddend", request.hits_addend) if request.hits_addend else entries)
 
 
 def _text_of(override: Override) -> str:

@@ -1,29 +1,29 @@
 """How descriptors become requests of Headgate's rules: each descriptor is one request.
 
 ==============================================================  ===================================================
-entries of a descriptor                                          what they become
+entries of a descriptor                                         become
 ==============================================================  ===================================================
-``user``, ``user_id`` and other aliases                          the principal ``user``
-``ip``, ``remote_address`` and other aliases                     the principal ``ip``; lists look at it
-``masked_remote_address``                                        the principal ``ip``, rather than ``remote_address``:
-                                                                 the network that is counted
-``apikey``, ``api_key``, ``x-api-key`` and other aliases         the principal ``apikey``
-``path``, ``:path``, ``endpoint``                                the endpoint; a query is cut off
-``method``, ``:method``                                          the method
-``tier``                                                         the tier, if `trust_tier` is set; else an attribute
-all others, such as ``generic_key``                              attributes of the same name
+``user``, ``user_id`` and other aliases                         the principal ``user``
+``ip``, ``remote_address`` and other aliases                    the principal ``ip``, which lists match
+``masked_remote_address``                                       the principal ``ip``, rather than ``remote_address``:
+                                                                the network that is counted
+``apikey``, ``api_key``, ``x-api-key`` and other aliases        the principal ``apikey``
+``path``, ``:path``, ``endpoint``                               the endpoint, without a query
+``method``, ``:method``                                         the method
+``tier``                                                        the tier, if `trust_tier` is set; else an attribute
+all others, such as ``generic_key``                             attributes of the same name
 ==============================================================  ===================================================
 
-Aliases are those of `headgate.policy.request`. Where the principal ``apikey`` is the key of a consumer, it becomes the
-consumer: its name as ``user`` and ``apikey``, and its tenant; a key that is not good any more counts nobody.
+Aliases are those of `headgate.policy.request`. A principal ``apikey`` that is the key of a consumer becomes the
+consumer: its name as ``user`` and ``apikey``, and its tenant; an invalid key is ignored.
 
-The domain becomes the attribute ``domain``; also an attribute is
-``masked_remote_address``. Rules may ask for attributes with `when`, and count by them. If a name comes twice, the first
-one counts. An empty value of a principal is ignored: nobody is counted by it.
+The domain becomes the attribute ``domain``; ``masked_remote_address`` is an attribute as well. Rules can match
+attributes with `when`, and count by them. If a name is repeated, the first value counts. Empty values of principals are
+ignored.
 
-Whoever writes Envoy's configuration vouches for the values: a user should come from a verified token (``jwt_claim``,
-or metadata of the JWT filter), not from a header that the client chose. The tier decides which limits there are, so it
-is believed only if that is asked for.
+The author of Envoy's configuration vouches for the values: a user should come from a verified token (``jwt_claim``, or
+metadata of the JWT filter), not from a header that the client chose. The tier decides which limits apply, so it is
+trusted only on request.
 """
 
 from __future__ import annotations
@@ -47,23 +47,18 @@ NAMES: Mapping[str, str] = MappingProxyType(
         ":method": METHOD,
     }
 )
-"""What entries mean, by their keys; those that are not here are principals or attributes."""
+"""The meaning of entries, by their keys; others are principals or attributes."""
 
 
 class Mapper:
-    """Makes requests of descriptors.
-
-    Args:
-        trust_tier: whether an entry ``tier`` decides which tier a request has.
-        identifier: knows the keys of consumers; None: there are no consumers.
-    """
+    """Maps descriptors; `identifier` has the keys of consumers, if there are any."""
 
     def __init__(self, *, trust_tier: bool = False, identifier: Callable[[], Identifier] | None = None) -> None:
         self._identifier = identifier
         self._meaning = dict(NAMES, tier=TIER) if trust_tier else dict(NAMES)
 
     def request(self, domain: str, descriptor: Descriptor, hits: int) -> Request:
-        """Return what a descriptor asks for; `hits` is its cost."""
+        """Return the request of a descriptor; `hits` is its cost."""
         principal: dict[str, str] = {}
         attributes = {"domain": domain}
         endpoint = method = tier = network = ""
@@ -94,7 +89,7 @@ class Mapper:
         return Request(principal, endpoint or "/", method, attributes, hits, tier, address)
 
     def _identify(self, principal: dict[str, str]) -> None:
-        """Put a consumer in the place of its key. One that is not good any more is nobody, rather than a key."""
+        """Replace the key of a consumer by the consumer; remove an invalid one."""
         known = self._identifier().api_keys if self._identifier else None
         if known is not None:
             holder, _ = known.find_key(principal.pop(APIKEY).encode(errors="replace"))

@@ -1,8 +1,8 @@
-"""What is asked over gRPC: our own service, health and reflection."""
+"""The gRPC services: our own, health and reflection."""
 
 from __future__ import annotations
 
-from headgate.server.api.questions import Timestamps
+from headgate.server.api.bodies import Timestamps
 from headgate.server.decisions import Decisions
 from headgate.server.readiness import Readiness
 from headgate.server.rpc import health, ratelimiter

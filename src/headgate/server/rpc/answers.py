@@ -1,8 +1,7 @@
-"""What a check over gRPC is answered, as it goes over the wire: `CheckResponse`, `QuotaResponse` and their lists.
+"""The encoded responses to checks over gRPC: `CheckResponse` and `QuotaResponse`.
 
-Written by hand from prepared pieces, as Envoy's answers are: protobuf's objects take twice as long. The fields stand in
-the order of their numbers, and those that have their default are left out, as protobuf has it. `QuotaResponse` has the
-same fields with the same numbers as `CheckResponse`, which has one more, the charge.
+They are assembled from prepared pieces: protobuf objects take twice as long. Fields are in the order of their numbers,
+and those with their default value are omitted. `CheckResponse` has the fields of `QuotaResponse`, and the charge.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from headgate.core.pressure import Pressure
 from headgate.core.quota import SECOND, Quota
 from headgate.engine import Ruling
 from headgate.engine.charges import ALONE, Seal, charge_of
-from headgate.engine.written import write
-from headgate.protos import framed, varint
+from headgate.engine.ruling_json import write
+from headgate.protobuf import framed, varint
 from headgate.web.headers import MOST_PREPARED
 
 _ALLOWED, _DEGRADED, _MATCHED = b"\x08\x01", b"\x48\x01", b"\x58\x01"
@@ -30,21 +29,15 @@ _64_BITS = 2**64 - 1
 
 
 class LimitMessages(msgspec.Struct, frozen=True, gc=False):
-    """What is the same in all messages about one limit."""
+    """The constant parts of all messages about a limit: two fields of a response, and the first of a `LimitStatus`."""
 
     limit: bytes
-    """The field of an answer."""
     rule_id: bytes
-    """The same."""
     allowed: bytes
-    """The beginning of a `LimitStatus` that admits."""
     denied: bytes
-    """The same of one that refuses."""
 
 
 class RpcAnswers:
-    """Answers checks."""
-
     __slots__ = ("_prepared",)
 
     def __init__(self) -> None:
@@ -53,33 +46,27 @@ class RpcAnswers:
     def of(
         self, ruling: Ruling, now: int, *, refundable: bool = False, exact: bool = False, seal: Seal = ALONE
     ) -> bytes:
-        """Return the answer to a request that came at `now`, in microseconds since the epoch.
+        """Return the response to a request that arrived at `now`, in microseconds since the epoch.
 
-        Args:
-            ruling: what was decided.
-            now: the time before the decision.
-            refundable: whether the answer names the cost that was taken.
-            exact: whether it has the ruling itself; see `headgate.engine.written`.
-            seal: of charges.
+        If `refundable`, it has the charge; if `exact`, the ruling: see `headgate.engine.ruling_json`.
         """
         decision = ruling.decision
         if decision is None:
-            answer = _ALLOWED if ruling.allowed else b""
-            answer += _STATES[ruling.state] + (framed(_REASON, ruling.reason.encode()) if ruling.reason else b"")
-            answer += _MATCHED if ruling.matched else b""
+            raw = _ALLOWED if ruling.allowed else b""
+            raw += _STATES[ruling.state] + (framed(_REASON, ruling.reason.encode()) if ruling.reason else b"")
+            raw += _MATCHED if ruling.matched else b""
         else:
-            answer = self._decided(ruling, decision, now)
+            raw = self._decided(ruling, decision, now)
         if ruling.shadow_rules:
-            rules, tried = ruling.shadow_rules, enumerate(ruling.shadow_decisions)
-            answer += b"".join([framed(_SHADOW, self._limit(rules[place], part, now)) for place, part in tried])
+            shadows = zip(ruling.shadow_rules, ruling.shadow_decisions, strict=True)
+            raw += b"".join([framed(_SHADOW, self._limit(rule, part, now)) for rule, part in shadows])
         if ruling.unmatched_principals:
-            answer += b"".join([framed(_UNMATCHED, name.encode()) for name in ruling.unmatched_principals])
+            raw += b"".join([framed(_UNMATCHED, name.encode()) for name in ruling.unmatched_principals])
         if refundable and (charge := charge_of(ruling, seal)):
-            answer += framed(_CHARGE, charge.encode())
-        return answer + framed(_EXACT, write(ruling, seal)) if exact else answer
+            raw += framed(_CHARGE, charge.encode())
+        return raw + framed(_EXACT, write(ruling, seal)) if exact else raw
 
     def _decided(self, ruling: Ruling, decision: Decision, now: int) -> bytes:
-        """Return what limits say."""
         limit, numbers = self._prepared.of(ruling.rule_id, decision.quota), _numbers(decision, now)
         pieces = [
             _ALLOWED if ruling.allowed else b"",
@@ -94,7 +81,7 @@ class RpcAnswers:
         pieces.append(_MATCHED)
         if decision.delay_us:
             pieces += _DELAY, pack("<d", decision.delay_us / SECOND)
-        if decision.made_of:
+        if decision.parts:
             parts = zip(ruling.rules, decision.parts, strict=True)
             pieces += [framed(_LIMITS, self._limit(rule, part, now)) for rule, part in parts]
         else:
@@ -110,7 +97,7 @@ class RpcAnswers:
 
 
 def _numbers(decision: Decision, now: int) -> bytes:
-    """Return what is left, and the times: they have the same numbers in an answer and in a `LimitStatus`."""
+    """Return the fields with the same numbers in a response and in a `LimitStatus`: remaining, and the times."""
     numbers = _number(b"\x20", decision.remaining) + _number(b"\x28", -(-(now + decision.reset_after_us) // SECOND))
     if decision.allowed:
         return numbers
@@ -118,7 +105,6 @@ def _numbers(decision: Decision, now: int) -> bytes:
 
 
 def _number(tag: bytes, number: int) -> bytes:
-    """Return the field with a tag; 0 is the default."""
     return tag + varint(number & _64_BITS) if number else b""
 
 

@@ -1,7 +1,7 @@
 """``grpc.health.v1.Health``: whether services should be called.
 
-The whole server has the empty name, each service its own; all of them serve until the node drains. ``headgate.store``
-is for those who watch over it: it does not serve while the store is away and limits are decided without it.
+The server as a whole has the empty name. All services serve until the node drains. ``headgate.store`` is for
+monitoring: it does not serve while the store is unavailable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headgate.server.wire.grpc.calls import MessageStream, RpcError, StatusCode,
 SERVICE = "grpc.health.v1.Health"
 STORE = "headgate.store"
 _EVERY = 5.0
-"""Seconds between looks at the store, for those who watch it."""
+"""Seconds between checks of a status that is watched."""
 _HealthCheckRequest = message_class("grpc.health.v1.HealthCheckRequest")
 _HealthListResponse = message_class("grpc.health.v1.HealthListResponse")
 
@@ -32,41 +32,39 @@ class Serving(IntEnum):
 
 
 class Health:
-    """The methods of the service. For those who watch, the store is looked at every so many seconds."""
+    """The methods of the service."""
 
-    def __init__(self, readiness: Readiness, services: Iterable[str], every: float = _EVERY) -> None:
-        self._readiness, self._every = readiness, every
+    def __init__(self, readiness: Readiness, services: Iterable[str]) -> None:
+        self._readiness = readiness
         self._services = ("", *services, STORE)
 
     async def check(self, call: UnaryCall) -> bytes:
-        """Say how a service is."""
         status = await self._status(_service(call.message))
         if status is Serving.SERVICE_UNKNOWN:
-            raise RpcError(StatusCode.NOT_FOUND, "no such service here: List names all of them")
+            raise RpcError(StatusCode.NOT_FOUND, "the service is unknown: List returns the names of all")
         return _encoded(status)
 
     async def list(self, _: UnaryCall) -> bytes:
-        """Say how all services are."""
         statuses = {name: {"status": int(await self._status(name))} for name in self._services}
         encoded: bytes = _HealthListResponse(statuses=statuses).SerializeToString()
         return encoded
 
     async def watch(self, stream: MessageStream) -> None:
-        """Say how a service is now, and whenever that changes; the call ends when the node drains."""
+        """Send the status of a service, and again whenever it changes; the call ends when the node drains."""
         async for message in stream:
             service = _service(message)
             break
         else:
-            raise RpcError(StatusCode.INVALID_ARGUMENT, "the call has no message: it names a service")
-        told: Serving | None = None
+            raise RpcError(StatusCode.INVALID_ARGUMENT, "the call has no message, which would name a service")
+        sent: Serving | None = None
         while True:
             status = await self._status(service)
-            if status is not told:
+            if status is not sent:
                 await stream.send(_encoded(status))
-                told = status
+                sent = status
             if self._readiness.is_draining:
                 return
-            await self._readiness.drains(self._every)
+            await self._readiness.drains(_EVERY)
 
     async def _status(self, service: str) -> Serving:
         if service not in self._services:
@@ -85,5 +83,4 @@ def _service(message: bytes) -> str:
 
 
 def _encoded(status: Serving) -> bytes:
-    """Return a HealthCheckResponse, whose only field is the status."""
-    return bytes((8, status))
+    return bytes((8, status))  # the only field of a HealthCheckResponse

@@ -1,4 +1,4 @@
-"""Server reflection, ``grpc.reflection.v1`` and its older twin ``v1alpha``: tools learn from it what can be called."""
+"""Server reflection for tools: ``grpc.reflection.v1``, and the equal ``v1alpha``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from headgate.server.wire.grpc.calls import MessageStream, RpcError, StatusCode
 
 VERSIONS = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 SERVICES = sorted([f"{file.package}.{service.name}" for file in FILES for service in file.service])
-"""All that are described."""
 
 
 class Reflection:
@@ -23,45 +22,44 @@ class Reflection:
         self._response = message_class(f"{version}.ServerReflectionResponse")
 
     async def info(self, stream: MessageStream) -> None:
-        """Answer questions until the client has no more."""
         async for message in stream:
             try:
-                asked = self._request.FromString(message)
+                request = self._request.FromString(message)
             except DecodeError:
                 raise RpcError(StatusCode.INVALID_ARGUMENT, "the message is not a ServerReflectionRequest") from None
-            answer = self._response(valid_host=asked.host, original_request=asked, **_answer(asked))
-            await stream.send(answer.SerializeToString())
+            response = self._response(valid_host=request.host, original_request=request, **_response(request))
+            await stream.send(response.SerializeToString())
 
 
-def _answer(asked: Any) -> dict[str, Any]:
-    kind = asked.WhichOneof("message_request")
+def _response(request: Any) -> dict[str, Any]:
+    kind = request.WhichOneof("message_request")
     if kind == "list_services":
         return {"list_services_response": {"service": [{"name": name} for name in SERVICES]}}
     if kind in {"file_by_filename", "file_containing_symbol", "all_extension_numbers_of_type"}:
-        name = getattr(asked, kind)
+        name = getattr(request, kind)
         try:
             file = POOL.FindFileByName(name) if kind == "file_by_filename" else _declaring(name)
         except KeyError:
-            what = "there is no file" if kind == "file_by_filename" else "nothing here is called"
-            return _error(StatusCode.NOT_FOUND, f"{what} {name[:200]!a}")
+            kind = "file" if kind == "file_by_filename" else "symbol"
+            return _error(StatusCode.NOT_FOUND, f"there is no {kind} {name[:200]!a}")
         if kind == "all_extension_numbers_of_type":
             return {"all_extension_numbers_response": {"base_type_name": name}}  # without a number: proto3 has none
         return {"file_descriptor_response": {"file_descriptor_proto": _with_needed(file)}}
     if kind == "file_containing_extension":
-        return _error(StatusCode.NOT_FOUND, "nothing here is extended")
-    return _error(StatusCode.INVALID_ARGUMENT, "the message asks nothing that is known here")
+        return _error(StatusCode.NOT_FOUND, "there are no extensions")
+    return _error(StatusCode.INVALID_ARGUMENT, "the kind of the request is unknown")
 
 
 def _declaring(symbol: str) -> FileDescriptor:
-    """Return the file that declares something; its name begins without a dot. Raises KeyError."""
+    """Return the file that declares a symbol, whose name begins without a dot. Raises KeyError."""
     try:
         return POOL.FindFileContainingSymbol(symbol)
-    except KeyError:  # it is not there, or it is a method
+    except KeyError:  # it does not exist, or is a method
         return POOL.FindMethodByName(symbol).containing_service.file
 
 
 def _with_needed(file: FileDescriptor) -> list[bytes]:
-    """Return a file and all that it imports, the file first."""
+    """Return a file, and then all that it imports."""
     found, waiting = {file.name: file.serialized_pb}, [file]
     while waiting:
         for needed in waiting.pop().dependencies:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +25,7 @@ from headgate.server.wire.tls import Tls
 
 _BACKLOG = 2048
 _IN_TRANSIT = 0.1
-"""Seconds for requests to arrive that were sent before the client learnt of the shutdown."""
+"""Seconds for requests in transit, which clients sent before they noticed the shutdown."""
 _PROBES = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 """Seconds of silence before a client is probed, seconds between probes, and how many may go unanswered."""
 
@@ -32,17 +33,15 @@ _PROBES = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 class Listener:
     """Serves HTTP and gRPC on any number of ports. There is one per process, for the running event loop.
 
-    Args:
-        limits: for all connections together.
-        admit: returns the admission of a new connection; None admits everything.
+    `limits` are for all connections together; without `admit`, all requests are admitted.
     """
 
     def __init__(self, limits: WireLimits = DEFAULT, admit: Admit | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._registry = ConnectionRegistry(limits, admit, self._loop)
         self._servers: list[asyncio.Server] = []
-        self._factories: dict[socket.socket, tuple[Callable[[], FirstBytes], Tls | None]] = {}
-        """The connection factory of each port."""
+        self._factories: dict[socket.socket, tuple[Callable[[], FirstBytes], dict[str, Any]]] = {}
+        """The connection factory and the TLS options of each port."""
         self._late: set[asyncio.Task[None]] = set()
         """Connections accepted while the port closes."""
 
@@ -63,13 +62,9 @@ class Listener:
         (400, 431 and others), by path.
         """
         registry = self._registry
-
-        def service(connection: Http2Protocol) -> HttpService:
-            return HttpService(connection, handler, registry.date)
-
         await self._serve(
             lambda: Http1Protocol(registry, handler, statuses=statuses),
-            lambda: Http2Protocol(registry, service),
+            lambda: Http2Protocol(registry, lambda connection: HttpService(connection, handler, registry.date)),
             bound,
             tls,
         )
@@ -77,13 +72,9 @@ class Listener:
     async def serve_grpc(self, methods: Methods, bound: socket.socket, tls: Tls | None = None) -> None:
         """Serve gRPC over HTTP/2 on a listening socket."""
         registry, limits = self._registry, replace(self._registry.limits, free_resets=True)
-
-        def service(connection: Http2Protocol) -> GrpcService:
-            return GrpcService(connection, methods)
-
         await self._serve(
             lambda: Http1Protocol(registry, _only_http2, is_single=True),
-            lambda: Http2Protocol(registry, service, limits),
+            lambda: Http2Protocol(registry, lambda connection: GrpcService(connection, methods), limits),
             bound,
             tls,
         )
@@ -131,18 +122,11 @@ class Listener:
         bound: socket.socket,
         tls: Tls | None,
     ) -> None:
-        registry = self._registry
         bound.setblocking(False)
         _probe_silent_clients(bound)
-
-        def factory() -> FirstBytes:
-            return FirstBytes(registry, http1, http2)
-
-        server = await self._loop.create_server(
-            factory, sock=bound.dup(), backlog=_BACKLOG, **_tls_options(tls, registry.limits)
-        )
-        self._servers.append(server)
-        self._factories[bound] = factory, tls
+        factory, options = partial(FirstBytes, self._registry, http1, http2), _tls_options(tls, self._registry.limits)
+        self._servers.append(await self._loop.create_server(factory, sock=bound.dup(), backlog=_BACKLOG, **options))
+        self._factories[bound] = factory, options
 
     def _stop_listening(self) -> None:
         for server in self._servers:
@@ -164,20 +148,17 @@ class Listener:
                 task.add_done_callback(self._late.discard)
 
     async def _accept(self, bound: socket.socket, accepted: socket.socket) -> None:
-        factory, tls = self._factories[bound]
+        factory, options = self._factories[bound]
         with suppress(OSError):  # the client has left, or does not speak TLS
-            await self._loop.connect_accepted_socket(factory, accepted, **_tls_options(tls, self._registry.limits))
+            await self._loop.connect_accepted_socket(factory, accepted, **options)
 
 
 def _tls_options(tls: Tls | None, limits: WireLimits) -> dict[str, Any]:
     """Return the TLS options of the event loop; a shutdown waits for the last response to be read."""
     if tls is None:
         return {}
-    return {
-        "ssl": tls.context,
-        "ssl_handshake_timeout": limits.header_time,
-        "ssl_shutdown_timeout": limits.write_time,
-    }
+    times = {"ssl_handshake_timeout": limits.header_time, "ssl_shutdown_timeout": limits.write_time}
+    return {"ssl": tls.context, **times}
 
 
 def _probe_silent_clients(bound: socket.socket) -> None:

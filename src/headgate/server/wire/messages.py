@@ -89,16 +89,12 @@ class DateHeader:
 
     __slots__ = ("line", "value")
 
-    value: bytes
-    line: bytes
-    """The complete HTTP/1 header line."""
-
-    def __init__(self) -> None:
-        self.set(0)
+    def __init__(self, seconds: float = 0) -> None:
+        self.set(seconds)
 
     def set(self, seconds: float) -> None:
         self.value = formatdate(seconds, usegmt=True).encode()
-        self.line = b"date: %b\r\n" % self.value
+        self.line = b"date: %b\r\n" % self.value  # of HTTP/1
 
 
 Handler: TypeAlias = Callable[[HttpRequest], HttpResponse | Coroutine[Any, Any, HttpResponse]]

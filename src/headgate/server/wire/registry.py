@@ -23,7 +23,7 @@ class Connected(Protocol):
     def held(self) -> int:
         """Bytes buffered for it: incomplete bodies, and responses that its client does not read."""
 
-    def look(self, now: float) -> None:
+    def enforce_timeouts(self, now: float) -> None:
         """End what takes too long."""
 
     def drain(self) -> None:
@@ -36,8 +36,6 @@ class Connected(Protocol):
 
 
 class Batched(Protocol):
-    """A connection that is served together with others."""
-
     def serve(self) -> None:
         """Process what has arrived."""
 
@@ -58,14 +56,13 @@ class ConnectionRegistry:
 
     def __init__(self, limits: WireLimits, admit: Admit | None, loop: asyncio.AbstractEventLoop) -> None:
         self.limits, self.admit, self.loop = limits, admit, loop
-        self.heads, self.date = Http1Heads(limits), DateHeader()
+        self.heads, self.date = Http1Heads(limits), DateHeader(time.time())
         self.connections: set[Connected] = set()
         self.is_draining = False
         self._arrived: list[Batched] = []
         self._answered: list[Batched] = []
         shortest = min(limits.header_time, limits.body_time, limits.idle_time, limits.write_time)
         self.tick = min(max(shortest / 4, 0.01), 0.5)
-        self.date.set(time.time())
         self._timer: asyncio.TimerHandle | None = loop.call_later(self.tick, self._sweep)
 
     def add(self, connection: Connected) -> bool:
@@ -117,7 +114,7 @@ class ConnectionRegistry:
         now, held = self.loop.time(), 0
         for connection in list(self.connections):
             try:
-                connection.look(now)
+                connection.enforce_timeouts(now)
                 held += connection.held
             except Exception:  # noqa: BLE001  likewise
                 _give_up(connection)
@@ -133,16 +130,18 @@ class ConnectionRegistry:
             held -= connection.held
             connection.abort()
             closed += 1
-        _log.warning("closed the %d connections that held the most memory: all together held too much", closed)
+        _log.warning(
+            "closed the %d connections that used the most memory: all connections together used too much", closed
+        )
 
 
 def _give_up(connection: Connected | Batched) -> None:
-    _log.exception("A connection failed, and is closed")
+    _log.exception("a connection failed and is closed")
     connection.abort()
 
 
 class Stopwatch:
-    """Measures how long a state has lasted, when it is looked at: changes of the state cost nothing."""
+    """Measures how long a state has lasted, whenever it is checked: changes of the state cost nothing."""
 
     __slots__ = ("_since", "_state")
 
@@ -150,8 +149,8 @@ class Stopwatch:
         self._state: object = None
         self._since = 0.0
 
-    def lasted(self, state: object, now: float) -> float:
-        """Return for how many seconds the state has been this one, as far as it was looked at."""
+    def seconds_in(self, state: object, now: float) -> float:
+        """Return for how many seconds all checks have found this state."""
         if state != self._state:
             self._state, self._since = state, now
         return now - self._since

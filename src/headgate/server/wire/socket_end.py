@@ -46,22 +46,24 @@ class SocketEnd:
         self.transport.set_write_buffer_limits(high=limits.outgoing_bytes)
         address = transport.get_extra_info("peername")
         certificate: dict[str, Any] = transport.get_extra_info("peercert") or {}
-        names = certificate.get("subjectAltName", ())
-        return Peer(
-            address[0] if isinstance(address, tuple) else None, tuple([f"{kind}:{name}" for kind, name in names])
-        )
+        names = tuple([f"{kind}:{name}" for kind, name in certificate.get("subjectAltName", ())])
+        return Peer(address[0] if isinstance(address, tuple) else None, names)
 
     @property
     def unsent(self) -> int:
         """Bytes written that the client has not read."""
-        transport = self.transport
-        return 0 if transport is None else transport.get_write_buffer_size()
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     @property
     def has_unread(self) -> bool:
         """Whether bytes have arrived that are not read yet."""
-        transport = self.transport
-        return transport is not None and _has_unread(transport)
+        if self.transport is None:
+            return False
+        try:
+            unread = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
+        except (AttributeError, OSError, ValueError):  # it is closed already
+            return False
+        return bool(struct.unpack("i", unread)[0])
 
     @property
     def outlives_client(self) -> bool:
@@ -70,39 +72,31 @@ class SocketEnd:
         return transport is not None and not self.is_closing and transport.get_extra_info("ssl_object") is None
 
     def pause(self) -> None:
-        transport = self.transport
-        if not self.is_paused and transport is not None and not transport.is_closing():
+        if not self.is_paused and self.transport is not None and not self.transport.is_closing():
             self.is_paused = True
-            transport.pause_reading()
+            self.transport.pause_reading()
 
     def resume(self) -> None:
-        transport = self.transport
-        if self.is_paused and transport is not None and not transport.is_closing():
+        if self.is_paused and self.transport is not None and not self.transport.is_closing():
             self.is_paused = False
-            transport.resume_reading()
+            self.transport.resume_reading()
 
-    def look(self, now: float, limits: WireLimits, *, is_blocked: bool) -> bool:
+    def enforce_timeouts(self, now: float, limits: WireLimits, *, is_blocked: bool) -> bool:
         """Abort if the client is too slow to close or to read; returns whether one of these is awaited."""
         if self.is_closing:
-            longest = limits.write_time if self.unsent else min(_LINGER, limits.write_time)
-            waited = self.watch.lasted("closing", now)
+            state, longest = "closing", limits.write_time if self.unsent else min(_LINGER, limits.write_time)
         elif is_blocked:
-            longest = limits.write_time
-            waited = self.watch.lasted("blocked", now)
+            state, longest = "blocked", limits.write_time
         else:
             return False
-        if waited > longest:
+        if self.watch.seconds_in(state, now) > longest:
             self.abort()
         return True
 
     def close(self, *, is_sending: bool) -> bool:
-        """Close so that the last bytes arrive: closing while the client sends would discard them.
+        """Close so that the last bytes arrive: closing while the client may still be sending would discard them.
 
-        Args:
-            is_sending: whether the client may still be sending.
-
-        Returns:
-            Whether the client is to close, and its input must be read until then.
+        Returns whether the client is to close, and its input must be read until then.
         """
         transport = self.transport
         if transport is None:
@@ -123,19 +117,17 @@ class SocketEnd:
 class FirstBytes(asyncio.Protocol):
     """A connection of unknown protocol: ALPN or the first bytes decide, and the protocol takes over."""
 
-    __slots__ = ("_data", "_http1", "_http2", "_registry", "_transport", "_watch")
+    __slots__ = ("_data", "_end", "_http1", "_http2", "_registry")
+    held = 0
 
     def __init__(
         self, registry: ConnectionRegistry, http1: Callable[[], asyncio.Protocol], http2: Callable[[], asyncio.Protocol]
     ) -> None:
         self._registry, self._http1, self._http2 = registry, http1, http2
-        self._data = b""
-        self._transport: asyncio.Transport | None = None
-        self._watch = Stopwatch()
+        self._data, self._end = b"", SocketEnd()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from it
-        self._transport = transport
+        transport = self._end.transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from it
         tls = transport.get_extra_info("ssl_object")
         if not self._registry.add(self):
             if tls is not None:  # a proper close would take time
@@ -156,31 +148,26 @@ class FirstBytes(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  the reason does not matter
         self._registry.remove(self)
-        self._transport = None
+        self._end.transport = None
 
-    @property
-    def held(self) -> int:
-        return 0
-
-    def look(self, now: float) -> None:
+    def enforce_timeouts(self, now: float) -> None:
         limits = self._registry.limits
-        waited = self._watch.lasted(bool(self._data), now)
-        if waited > (limits.header_time if self._data else limits.idle_time):
+        if self._end.watch.seconds_in(bool(self._data), now) > (limits.header_time if self._data else limits.idle_time):
             self.abort()
 
     def drain(self) -> None:
         """Wait for `finish_draining`: a request may be in transit."""
 
     def finish_draining(self) -> None:
-        if self._transport is not None and not self._data and not _has_unread(self._transport):
-            self._transport.close()
+        transport = self._end.transport
+        if transport is not None and not self._data and not self._end.has_unread:
+            transport.close()
 
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        self._end.abort()
 
     def _hand_over(self, successor: Callable[[], asyncio.Protocol], data: bytes) -> None:
-        transport = self._transport
+        transport = self._end.transport
         if transport is None or transport.is_closing():
             return
         self._registry.remove(self)
@@ -189,11 +176,3 @@ class FirstBytes(asyncio.Protocol):
         protocol.connection_made(transport)
         if data:
             protocol.data_received(data)
-
-
-def _has_unread(transport: asyncio.BaseTransport) -> bool:
-    try:
-        unread = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
-    except (AttributeError, OSError, ValueError):  # it is closed already
-        return False
-    return bool(struct.unpack("i", unread)[0])

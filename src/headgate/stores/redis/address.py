@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from headgate.core.errors import InvalidStore
@@ -105,29 +105,28 @@ class Cluster:
     seeds: tuple[Address, ...]
 
 
-Place: TypeAlias = Address | Service | Cluster
+Location: TypeAlias = Address | Service | Cluster
 
 
-def parse(text: str) -> Place:
+def parse(text: str) -> Location:
     """Parse an address. Raises InvalidStore, without showing a password."""
     if "://" not in text:
         raise InvalidStore(f"a store address must contain ://: use {ACCEPTED}")
     try:
-        parts = _split(text)
-        credentials, _, hosts = parts.netloc.rpartition("@")
-        places = [_place(host, _PORTS.get(parts.scheme, 0)) for host in hosts.split(",")]
+        scheme, tls, netloc, location, query, fragment = _split(text)
+        credentials, _, hosts = netloc.rpartition("@")
+        servers = [_host_and_port(host, _PORTS.get(scheme, 0)) for host in hosts.split(",")]
     except ValueError:  # it would show a part of an unescaped password
         raise InvalidStore(
             f"bad host or port in a store address: use {ACCEPTED}, with / ? # , in a password escaped"
         ) from None
-    scheme, tls = parts.scheme, parts.tls
-    if "@" in parts.path + parts.query + parts.fragment:
+    if "@" in location + query + fragment:
         raise InvalidStore(f"bad store address: use {ACCEPTED}, with @ / ? # escaped where they are not delimiters")
-    options = _options(parts.query)
-    path = parts.path.removeprefix("/").rstrip("/")
-    wanted = {"redis": len(places) == 1, "redis+unix": not parts.netloc and bool(path)}
-    if scheme not in _PORTS or not wanted.get(scheme, True) or parts.fragment:
-        raise InvalidStore(f"bad store address that begins with {scheme[:20]!r}: use {ACCEPTED}")
+    options = _options(query)
+    path = location.removeprefix("/").rstrip("/")
+    wanted = {"redis": len(servers) == 1, "redis+unix": not netloc and bool(path)}
+    if scheme not in _PORTS or not wanted.get(scheme, True) or fragment:
+        raise InvalidStore(f"bad store address beginning with {scheme[:20]!r}: use {ACCEPTED}")
     service, database = "", path
     if scheme == "redis+sentinel":
         service, _, database = path.partition("/")
@@ -140,9 +139,9 @@ def parse(text: str) -> Place:
     user, _, password = credentials.partition(":")
     sentinel_login = options.pop("sentinel_user", ""), options.pop("sentinel_password", "")
     address = Address(
-        host=places[0][0],
-        port=places[0][1],
-        path=unquote(parts.path) if scheme == "redis+unix" else "",
+        host=servers[0][0],
+        port=servers[0][1],
+        path=unquote(location) if scheme == "redis+unix" else "",
         database=_number("database", database or "0", 0, 1_000_000),
         user=unquote(user),
         password=unquote(password),
@@ -158,31 +157,24 @@ def parse(text: str) -> Place:
         near = get_close_matches(name, OPTIONS, 1)
         right = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(OPTIONS)}"
         raise InvalidStore(f"unknown option {name!r} in a store address: {right}")
-    return _locate(scheme, address, places, unquote(service), sentinel_login)
+    return _locate(scheme, address, servers, unquote(service), sentinel_login)
 
 
-class _Parts(NamedTuple):
-    scheme: str
-    """Without TLS."""
-    tls: bool
-    netloc: str
-    path: str
-    query: str
-    fragment: str
+def _split(text: str) -> tuple[str, bool, str, str, str, str]:
+    """Return scheme (without TLS), TLS, network location, path, query and fragment of an address.
 
-
-def _split(text: str) -> _Parts:
-    """Split an address. (The standard library refuses lists of IPv6 addresses.)"""
+    The standard library refuses lists of IPv6 addresses.
+    """
     scheme, _, rest = text.partition("://")
     rest, _, fragment = rest.partition("#")
     rest, _, query = rest.partition("?")
     netloc, slash, path = rest.partition("/")
     first, plus, topology = scheme.lower().partition("+")
     tls = first == "rediss" and topology != "unix"
-    return _Parts("redis" + plus + topology if tls else scheme.lower(), tls, netloc, slash + path, query, fragment)
+    return "redis" + plus + topology if tls else scheme.lower(), tls, netloc, slash + path, query, fragment
 
 
-def _place(text: str, default: int) -> tuple[str, int]:
+def _host_and_port(text: str, default: int) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
     port = default if parts.port is None else parts.port
     if (not port and default) or parts.path or parts.query or parts.fragment:
@@ -199,14 +191,14 @@ def _options(query: str) -> dict[str, str]:
 
 
 def _locate(
-    scheme: str, address: Address, places: list[tuple[str, int]], service: str, sentinel_login: tuple[str, str]
-) -> Place:
+    scheme: str, address: Address, servers: list[tuple[str, int]], service: str, sentinel_login: tuple[str, str]
+) -> Location:
     if scheme == "redis+cluster":
-        return Cluster(tuple([replace(address, role=Role.NODE, host=host, port=port) for host, port in places]))
+        return Cluster(tuple([replace(address, role=Role.NODE, host=host, port=port) for host, port in servers]))
     if scheme == "redis+sentinel":
         user, password = sentinel_login
         sentinel = replace(address, role=Role.SENTINEL, user=user, password=password, database=0)
-        sentinels = tuple([sentinel.at(host, port) for host, port in places])
+        sentinels = tuple([sentinel.at(host, port) for host, port in servers])
         return Service(service, sentinels, replace(address, role=Role.PRIMARY, label=f"the service {service!r}"))
     return address
 

@@ -41,11 +41,8 @@ class Batcher:
     """The calls of one server.
 
     Args:
-        address: of the server.
+        address: of the server, unless the `sentinels` name it for each new connection.
         clock: if given, the script decides at its time instead of the server's.
-        loop: the event loop of all calls.
-        sentinels: name the server for each new connection; without them it is at `address`.
-        traffic: counts replies.
         replicas: how many must have the writes of an answer; default: as in the address.
     """
 
@@ -61,7 +58,7 @@ class Batcher:
     ) -> None:
         self._address, self._loop, self._replicas = address, loop, replicas or address.replicas
         self._timeout = address.timeout
-        self._time = ServerTime(loop, self._is_asking)
+        self._time = ServerTime(loop, self._has_calls)
         self._more = partial(Batcher, address, clock, loop, sentinels, traffic)
         self._durable: dict[int, Batcher] = {}  # for more replicas: only their callers wait for these
         self._queue: deque[Pending] = deque()  # by deadline
@@ -76,27 +73,23 @@ class Batcher:
             for _ in range(count)
         ]
 
-    def ask(
+    def run(
         self, query: Query, deadline: float = 0, slot: int = 0, *, asking: bool = False, alone: bool = False
     ) -> asyncio.Future[Decision]:
-        """Return the future decision.
+        """Return the future decision; `deadline` is by the loop's clock, default: as in the address.
 
-        Args:
-            query: the query.
-            deadline: by the loop's clock; default: as in the address.
-            slot: of the keys, in a cluster.
-            asking: whether to send ASKING first, since the slot is moving to the server; then the query is sent alone.
-            alone: whether not to combine it with others about the same slot.
+        In a cluster, the query goes with others of the same `slot`, unless it must be `alone`. If the slot is moving to
+        the server, it goes alone as well, after the command ASKING.
         """
         if query.replicas > self._replicas:
-            return self._for(query.replicas).ask(query, deadline, slot, asking=asking, alone=alone)
+            return self._for(query.replicas).run(query, deadline, slot, asking=asking, alone=alone)
         answer: asyncio.Future[Decision] = self._loop.create_future()
         queue = self._queue
         waiting = len(queue)
         if waiting >= LONGEST_QUEUE:
             answer.set_exception(StoreBusy(f"{self._address}: {LONGEST_QUEUE} calls are waiting already"))
             return answer
-        if self._unreached:  # others have waited for a connection in vain
+        if self._unreached:  # no connection could be made in time for others
             answer.set_exception(StoreUnavailable(self._unreached))
             return answer
         left = deadline - self._loop.time() if deadline else self._timeout
@@ -120,7 +113,7 @@ class Batcher:
         return answer
 
     def _for(self, replicas: int) -> Batcher:
-        """Return the batcher of calls that need so many replicas."""
+        """Return the batcher of calls that need this many replicas."""
         durable = self._durable.get(replicas)
         if durable is None:
             durable = self._durable[replicas] = self._more(replicas=replicas)
@@ -128,7 +121,7 @@ class Batcher:
 
     async def ready(self) -> None:
         """Raise StoreError unless the server could decide; opens and uses all connections."""
-        await self.ask(script.query(script.probe()))
+        await self.run(script.query(script.probe()))
         for connection in self.connections:
             connection.connect()
         opening = [each.connecting for each in self.connections if each.connecting]
@@ -137,7 +130,6 @@ class Batcher:
         await self.vet()
 
     async def vet(self) -> None:
-        """Raise StoreError if a new connection to the server would be refused."""
         for durable in tuple(self._durable.values()):
             await durable.vet()
         try:
@@ -148,9 +140,9 @@ class Batcher:
 
     @property
     def is_idle(self) -> bool:
-        return not self._is_asking() and all(durable.is_idle for durable in self._durable.values())
+        return not self._has_calls() and all(durable.is_idle for durable in self._durable.values())
 
-    def _is_asking(self) -> bool:
+    def _has_calls(self) -> bool:
         return bool(self._queue) or any(connection.batch for connection in self.connections)
 
     def close(self) -> list[asyncio.Task[None]]:
@@ -182,7 +174,6 @@ class Batcher:
             self._watch()
 
     def _next_batch(self) -> list[Pending]:
-        """Take the next batch from the queue, without cancelled calls."""
         queue = self._queue
         if len(queue) <= LARGEST_BATCH:
             batch = [each for each in queue if not each.answer.done()]
@@ -196,7 +187,6 @@ class Batcher:
         return batch
 
     def _watch(self) -> None:
-        """Set a timer for the first deadline in the queue."""
         if self._queue and (self._watch_until == 0 or self._queue[0].deadline < self._watch_until):
             self._watch_until = self._queue[0].deadline
             self._loop.call_later(self._watch_until - LOOK_FROM - self._time.time(), self._expire)
@@ -234,9 +224,9 @@ class Batcher:
         if any(connection.awaits_replicas for connection in self.connections):
             return StoreBusy(f"{self._address}: all connections wait for replicas")
         if any(connection.answered_at > since for connection in self.connections):
-            return StoreBusy(f"{self._address}: not called in time, since it has more calls than it can answer")
+            return StoreBusy(f"{self._address}: not called in time, since it has too many calls")
         if any(connection.is_open for connection in self.connections):
-            return StoreUnavailable(f"{self._address}: not called in time, since it does not answer earlier calls")
+            return StoreUnavailable(f"{self._address}: not called in time, since it has not answered earlier calls")
         return StoreUnavailable(f"{self._address}: not reached in {self._timeout:g} s")
 
     def _free(self) -> None:

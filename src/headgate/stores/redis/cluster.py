@@ -1,6 +1,6 @@
 """Queries to a cluster: routing to the server of a slot, with redirections.
 
-A route is a flow (see `headgate.flows`), the same for both colours. It continues only after errors that say that
+A route is a flow (see `headgate.flows`), the same for both colours. It continues only after errors after which
 nothing was done.
 """
 
@@ -46,7 +46,7 @@ class Pass(Enum):
     PAUSE = "wait a moment"
 
 
-class Ask(NamedTuple):
+class Send(NamedTuple):
     """A step with an answer: query this server."""
 
     server: Address
@@ -56,7 +56,7 @@ class Ask(NamedTuple):
     """Whether not to combine it with others: while a slot moves, one call cannot use keys in both places."""
 
 
-Route: TypeAlias = Generator[Ask | Pass, Decision | None, Decision]
+Route: TypeAlias = Generator[Send | Pass, Decision | None, Decision]
 
 
 def route(slots: SlotMap, slot: int) -> Route:  # noqa: C901  a branch for each answer
@@ -69,18 +69,19 @@ def route(slots: SlotMap, slot: int) -> Route:  # noqa: C901  a branch for each 
             if owner is None:
                 break
         try:
-            return cast("Decision", (yield Ask(owner, asking, moving or asking)))
-        except StoreBusy:
-            raise
-        except StoreUnavailable as error:
-            word, place = (error.word, error.place) if isinstance(error, RefusedByServer) else ("", ("", 0))
+            return cast("Decision", (yield Send(owner, asking, moving or asking)))
+        except StoreError as error:
+            error.server = str(owner)
+            if isinstance(error, StoreBusy) or not isinstance(error, StoreUnavailable):
+                raise
+            word, target = (error.word, error.target) if isinstance(error, RefusedByServer) else ("", ("", 0))
             refused = error if word or refused is None else refused
         attempts += not moving  # while keys move, until the caller's deadline
         if word == "MOVED":
-            owner, asking = slots.learn(slot, owner, place), False
+            owner, asking = slots.learn(slot, owner, target), False
             yield Pass.HINT
         elif word == "ASK":
-            owner, asking = slots.named(owner, place), True
+            owner, asking = slots.named(owner, target), True
         elif word == "TRYAGAIN":
             yield Pass.PAUSE
             owner, asking, moving = slots.owner(slot), False, True
@@ -138,23 +139,18 @@ class AsyncCluster:
         self._timeout = cluster.seeds[0].timeout
         self._batchers: dict[Address, Batcher] = {}
         self._refreshing: asyncio.Task[None] | None = None
-        self._overdue: asyncio.Task[None] | None = None  # a refresh that a caller has waited for in vain
+        self._overdue: asyncio.Task[None] | None = None  # a refresh that did not end before a caller's deadline
         self._refreshed_at = -REFRESH_EVERY
         self._closed = False
 
-    async def ask(self, query: Query, deadline: float = 0) -> Decision:
+    async def run(self, query: Query, deadline: float = 0) -> Decision:
         """Return the answer; `deadline` is by the loop's clock, default: as in the address."""
         slot = query_slot(query)
         deadline = deadline or self._loop.time() + self._timeout
 
-        async def do(step: Ask | Pass) -> Decision | None:
-            if isinstance(step, Ask):
-                try:
-                    batcher = self._to(step.server)
-                    return await batcher.ask(query, deadline, slot, asking=step.asking, alone=step.alone)
-                except StoreError as error:
-                    error.server = str(step.server)
-                    raise
+        async def do(step: Send | Pass) -> Decision | None:
+            if isinstance(step, Send):
+                return await self._to(step.server).run(query, deadline, slot, asking=step.asking, alone=step.alone)
             if step is Pass.PAUSE:
                 await asyncio.sleep(pause(deadline - self._loop.time()))
             elif step is Pass.REFRESH:
@@ -167,7 +163,7 @@ class AsyncCluster:
 
     async def ready(self) -> None:
         await self._refresh(self._loop.time() + self._timeout, 0)
-        await asyncio.gather(*[self.ask(probe) for probe in probes(self._slots)])
+        await asyncio.gather(*[self.run(probe) for probe in probes(self._slots)])
         await asyncio.gather(*[self._to(server).vet() for server in self._slots.nodes])
 
     def close(self) -> list[asyncio.Task[None]]:
@@ -196,7 +192,7 @@ class AsyncCluster:
 
     async def _renew(self) -> None:
         slots = self._slots
-        await drive_async(slots.refresh(), lambda step: connection.ask_server(*step, slots.patience))
+        await drive_async(slots.refresh(), lambda step: connection.send_to(*step, slots.patience))
         self._refreshed_at = self._loop.time()
         for server in tuple(self._batchers):
             if server not in slots.nodes and self._batchers[server].is_idle:
@@ -232,19 +228,15 @@ class BlockingCluster:
         self._refreshing = threading.Lock()
         self._process = os.getpid()
 
-    def ask(self, query: Query, give_up: float = 0) -> Decision:
+    def run(self, query: Query, give_up: float = 0) -> Decision:
         """Return the answer; `give_up` is the deadline by `monotonic`, default: as in the address."""
         if self._process != os.getpid():
             self._begin()
         until = give_up or monotonic() + self._timeout
 
-        def do(step: Ask | Pass) -> Decision | None:
-            if isinstance(step, Ask):
-                try:
-                    return self._pool(step.server).ask(query, until, asking=step.asking)
-                except StoreError as error:
-                    error.server = str(step.server)
-                    raise
+        def do(step: Send | Pass) -> Decision | None:
+            if isinstance(step, Send):
+                return self._pool(step.server).run(query, until, asking=step.asking)
             if step is Pass.PAUSE:
                 sleep(pause(until - monotonic()))
             elif step is Pass.REFRESH:
@@ -261,7 +253,7 @@ class BlockingCluster:
             self._begin()
         self._refresh(monotonic() + self._timeout, 0)
         for probe in probes(self.slots):
-            self.ask(probe)
+            self.run(probe)
         for server in self.slots.nodes:
             self._pool(server).vet()
 
@@ -284,7 +276,7 @@ class BlockingCluster:
 
     def _renew(self, give_up: float) -> None:
         def do(step: tuple[Address, bytes]) -> object:
-            return pool.ask_server(*step, min(self.slots.patience, max(0.01, give_up - monotonic())))
+            return pool.send_to(*step, min(self.slots.patience, max(0.01, give_up - monotonic())))
 
         drive(self.slots.refresh(), do)
         self._refreshed_at = monotonic()

@@ -10,7 +10,7 @@ from copy import copy
 from functools import partial
 from math import inf
 from time import perf_counter_ns
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
 
 import hiredis
 import msgspec
@@ -57,25 +57,11 @@ def fail(pending: Iterable[Pending], error: StoreError) -> None:
             each.answer.set_exception(copy(error))
 
 
-class _ScriptCall(NamedTuple):
-    """The part of a batch in one call of the script."""
-
-    pending: list[Pending]
-    queries: list[Query]
-    asking: bool
-
-
 class AsyncConnection(asyncio.BufferedProtocol):
     """One connection, with at most one batch in progress.
 
-    Args:
-        address: of the server.
-        clock: if given, the script decides at its time instead of the server's.
-        time: the clock of deadlines, with the event loop.
-        on_free: called when the connection is free, or cannot be opened.
-        sentinels: name the server for each new connection; without them it is at `address`.
-        traffic: counts replies.
-        replicas: how many must have the writes of an answer.
+    It calls `on_free` when it is free, or cannot be opened. The clock of deadlines is `time`; with another `clock`, the
+    script decides at its time instead of the server's.
     """
 
     def __init__(
@@ -90,14 +76,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         replicas: int = 0,
     ) -> None:
         self._traffic, self._replicas = traffic or Traffic(), replicas
-        self._address, self._clock, self._time, self._loop, self._on_free, self._sentinels = (
-            address,
-            clock,
-            time.time,
-            time.loop,
-            on_free,
-            sentinels,
-        )
+        self._address, self._clock, self._sentinels = address, clock, sentinels
+        self._time, self._loop, self._on_free = time.time, time.loop, on_free
         self._by_slot = address.role is Role.NODE  # a call of the script reaches only one slot
         self._transport: asyncio.Transport | None = None
         self._reader = hiredis.Reader()
@@ -112,7 +92,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """When the last batch had all its replies, by the clock of deadlines."""
         self._overdue: dict[asyncio.Future[Decision], OutcomeUnknown] = {}  # timed-out calls of the batch
         self._unanswered = 0  # script calls of the batch without a reply
-        self._forgotten: list[_ScriptCall] = []  # script calls that found no script
+        self._forgotten: list[list[Pending]] = []  # parts of the batch that found no script
         self._unconfirmed: list[tuple[Pending, Decision]] = []  # answers that wait for replicas
         self._timer: asyncio.TimerHandle | None = None  # for the first deadline; it outlives batches in time
         self._rings_at = 0.0  # when it fires
@@ -128,7 +108,6 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def is_free(self) -> bool:
-        """Whether a batch could be sent now."""
         return self.is_open and not self.batch
 
     @property
@@ -141,20 +120,21 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self.connecting is not None and not self.connecting.done()
 
     def send(self, batch: list[Pending]) -> None:
-        """Send a batch, sorted by deadline, in as few calls of the script as possible."""
+        """Send a batch, sorted by deadline, in as few calls of the script as possible: its parts."""
         self.batch, self._reloads, self._sent_ns, self._sent_at = batch, 0, perf_counter_ns(), self._time()
         self._look_from(batch[0].deadline)
-        self._write(_by_slot(batch) if self._by_slot else [_ScriptCall(batch, [each.query for each in batch], False)])
+        self._write(_by_slot(batch) if self._by_slot else [batch])
 
-    def _write(self, calls: list[_ScriptCall], before: bytes = b"") -> None:
+    def _write(self, parts: list[list[Pending]], before: bytes = b"") -> None:
         commands, now = [before], self._clock.now() if self._clock else None
-        for call in calls:
-            if call.asking:
+        for part in parts:
+            if part[0].asking:
                 commands.append(protocol.ASKING)
                 self._expected.append(_discard)
-            commands.append(script.evaluation(call.queries, now))
-            self._expected.append(partial(self._replied, call))
-        self._unanswered = len(calls)
+            queries = [each.query for each in part]
+            commands.append(script.evaluation(queries, now))
+            self._expected.append(partial(self._replied, part, queries))
+        self._unanswered = len(parts)
         if self._replicas:
             left = max(LOOK_EVERY, self.batch[0].deadline - self._time())
             commands.append(protocol.replication(self._replicas, left / 2))
@@ -164,33 +144,33 @@ class AsyncConnection(asyncio.BufferedProtocol):
             )
         self._connected().write(b"".join(commands))
 
-    def _replied(self, call: _ScriptCall, reply: object) -> None:
+    def _replied(self, part: list[Pending], queries: list[Query], reply: object) -> None:
         self._unanswered -= 1
         if type(reply) is bytes:
-            self._answer(call, reply)
+            self._answer(part, queries, reply)
         elif protocol.is_forgotten(reply) and self._reloads < protocol.RELOADS:  # nothing was done
-            self._forgotten.append(call)
+            self._forgotten.append(part)
         elif isinstance(reply, Exception):
             error = protocol.refusal(self._address, reply)
             if isinstance(error, protocol.RefusedByServer) and error.word in protocol.MISLED:
                 self._misled = error
-            fail(call.pending, error)
+            fail(part, error)
         else:
-            self._answer(call, reply)
+            self._answer(part, queries, reply)
         if not (self._unanswered or self._replicas):
             self._ended()
 
-    def _answer(self, call: _ScriptCall, reply: object) -> None:
+    def _answer(self, part: list[Pending], queries: list[Query], reply: object) -> None:
         try:
-            answers = script.decisions(reply, call.queries, self._address)
+            answers = script.decisions(reply, queries, self._address)
         except OutcomeUnknown as error:
-            fail(call.pending, error)
+            fail(part, error)
             return
-        for each, answer in zip(call.pending, answers, strict=True):
+        for each, answer in zip(part, answers, strict=True):
             if each.answer.done():
                 overdue = self._overdue.get(each.answer)
-                if overdue and overdue.told_late and isinstance(answer, Decision):
-                    overdue.told_late(each.query.call, answer)
+                if overdue and overdue.on_late_answer and isinstance(answer, Decision):
+                    overdue.on_late_answer(each.query.call, answer)
             elif isinstance(answer, StoreError):
                 each.answer.set_exception(answer)
             elif self._replicas:
@@ -212,7 +192,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Return answers with deadlines up to `until` as not replicated: they were decided."""
         for pending, answer in self._unconfirmed:
             if pending.deadline <= until and not pending.answer.done():
-                pending.answer.set_result(script.unconfirmed(answer))
+                pending.answer.set_result(script.mark_unconfirmed(answer))
         self._unconfirmed = [each for each in self._unconfirmed if not each[0].answer.done()]
 
     def _remind(self, pause: float) -> None:
@@ -225,10 +205,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _ended(self) -> None:
         """After all replies, repeat the calls that found no script, or become free."""
         if self._forgotten:
-            calls, self._forgotten = self._forgotten, []
+            parts, self._forgotten = self._forgotten, []
             self._reloads += 1
             self._expected.append(_discard)
-            self._write(calls, script.LOAD)
+            self._write(parts, script.LOAD)
             return
         self.answered_at = self._time()
         self._traffic.replied(len(self.batch), perf_counter_ns() - self._sent_ns)
@@ -265,7 +245,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._ring(self._look_at, self._look)
             return
         self._looks += 1
-        self._ring(now + LOOK_EVERY, self._late if self._looks == LOOKS else self._look)
+        self._ring(now + LOOK_EVERY, self._late if self._looks >= LOOKS else self._look)
 
     def _late(self) -> None:
         """Time out calls. Their answers may still come, so the connection is kept for a while."""
@@ -281,7 +261,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             hung_at += self._address.timeout
         waiting = [pending for pending in self.batch if not pending.answer.done()]
         deadlines = [pending.deadline for pending in waiting if pending.deadline > now + SOON]
-        error = OutcomeUnknown(f"{self._address}: no answer in {now - self._sent_at:.3g} s")
+        error = OutcomeUnknown(f"{self._address}: no response within {now - self._sent_at:.3g} s")
         error.incident = error  # shared by all calls of this batch
         if now + SOON >= hung_at and not deadlines:
             self._drop(error)
@@ -320,9 +300,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     async def _open(self) -> None:
         try:
             if sentinels := self._sentinels:
-                self._address = await drive_async(
-                    sentinels.primary(), lambda step: ask_server(*step, sentinels.patience)
-                )
+                self._address = await drive_async(sentinels.primary(), lambda step: send_to(*step, sentinels.patience))
             address = self._address
             async with asyncio.timeout(address.connect_timeout):
                 by_path = partial(self._loop.create_unix_connection, self._itself)
@@ -330,7 +308,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 await self._converse(protocol.greeting(address, script.LOAD))
                 self._connected()
         except (OSError, ValueError, StoreError) as error:  # ValueError: an invalid host name
-            self._failed(error if isinstance(error, StoreError) else protocol.unconnected(self._address, error))
+            self._failed(error if isinstance(error, StoreError) else protocol.connection_failure(self._address, error))
         except asyncio.CancelledError:
             self._failed(StoreUnavailable(f"{self._address}: not connected"))
             raise
@@ -342,7 +320,6 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self
 
     def _failed(self, error: StoreError) -> None:
-        """Pause before the next attempt."""
         if self._sentinels:
             self._sentinels.doubt(self._address)
         self._failures += 1
@@ -387,13 +364,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 if self._reader.has_data():
                     self._drop(OutcomeUnknown(f"{self._address}: not a Redis server: it sends unexpected replies"))
         except hiredis.ProtocolError as error:
-            self._drop(protocol.lost(self._address, error))
+            self._drop(protocol.connection_loss(self._address, error))
         if not self.batch and self.is_open:
             self._on_free()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
-            error = protocol.lost(self._address, exc)
+            error = protocol.connection_loss(self._address, exc)
             error.incident = error  # shared by all calls that lose their answer
             self._drop(error)
 
@@ -404,13 +381,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._drop(OutcomeUnknown(f"{self._address}: the store was closed"))
 
 
-def _by_slot(batch: list[Pending]) -> list[_ScriptCall]:
-    """Split a batch into one call for each slot, and one for each query that must be alone."""
+def _by_slot(batch: list[Pending]) -> list[list[Pending]]:
+    """Split a batch into one part for each slot, and one for each query that must be alone."""
     parts: dict[tuple[int, int], list[Pending]] = {}
     for number, each in enumerate(batch, 1):
         apart = number if each.alone else 0
         parts.setdefault((each.slot, apart), []).append(each)
-    return [_ScriptCall(part, [each.query for each in part], part[0].asking) for part in parts.values()]
+    return list(parts.values())
 
 
 def _resolve(answer: asyncio.Future[object], reply: object) -> None:
@@ -423,23 +400,26 @@ def _discard(reply: object) -> None:
 
 
 async def _connected(
-    address: Address, by_path: Callable[[str], Awaitable[Made]], by_place: Callable[..., Awaitable[Made]]
+    address: Address, by_path: Callable[[str], Awaitable[Made]], by_host: Callable[..., Awaitable[Made]]
 ) -> Made:
     """Return a connection, made by one of two functions. Raises OSError, ValueError."""
     if address.path:
         return await by_path(address.path)
     options = {"ssl": address.tls.context(), "server_hostname": address.host} if address.tls else {}
     error: OSError = OSError("no address")
-    for *_, place in await address.names.places_soon(address.host, address.port):
+    for *_, target in await address.names.addresses_soon(address.host, address.port):
         try:
-            return await by_place(place[0], place[1], **options)
+            return await by_host(target[0], target[1], **options)
         except OSError as failure:
             error = failure
     raise error
 
 
-async def ask_server(address: Address, command: bytes, seconds: float) -> object:
-    """Send one command on a connection of its own; returns the reply, or the exception."""
+async def send_to(address: Address, command: bytes, seconds: float) -> object:
+    """Send one command on a connection of its own; returns the reply, or the exception.
+
+    Not in a thread: while the server hangs, that would keep the process from ending.
+    """
     try:
         async with asyncio.timeout(seconds):
             reader, writer = await _connected(address, asyncio.open_unix_connection, asyncio.open_connection)
@@ -450,7 +430,7 @@ async def ask_server(address: Address, command: bytes, seconds: float) -> object
     except StoreError as error:
         return error
     except (OSError, ValueError, hiredis.ProtocolError) as error:  # ValueError: an invalid host name
-        return protocol.unconnected(address, error)
+        return protocol.connection_failure(address, error)
 
 
 async def _replies(

@@ -20,7 +20,7 @@ _LOG = logging.getLogger("headgate.stores")
 KEPT = 30.0
 """Seconds for which addresses are valid that were found too late for their caller."""
 
-Place: TypeAlias = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
+AddressInfo: TypeAlias = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
 """As returned by `socket.getaddrinfo`."""
 _State: TypeAlias = tuple[tuple[int, int, int], ...]
 
@@ -55,7 +55,9 @@ class Certificates:
                 self._context = self._read()
                 _LOG.info("new connections to the store use the new certificates: %s", ", ".join(map(str, self._files)))
         except (OSError, ValueError) as error:
-            _LOG.warning("the new certificates for the store cannot be used, the old ones stay: %s", error)
+            _LOG.warning(
+                "the new certificates for the store cannot be used, so the previous ones stay in use: %s", error
+            )
         return self._context
 
     def _stat(self) -> _State:
@@ -82,7 +84,7 @@ class Names:
         self._searches: dict[tuple[str, int], _Search] = {}
         self._process = os.getpid()
 
-    def places(self, host: str, port: int, give_up: float) -> Sequence[Place]:
+    def addresses(self, host: str, port: int, give_up: float) -> Sequence[AddressInfo]:
         """Return the addresses of `host`, by `give_up` in terms of `monotonic`. Raises OSError or ValueError."""
         if found := _numeric(host, port):
             return found
@@ -95,7 +97,7 @@ class Names:
             search.is_late = True
             raise TimeoutError("the host name was not resolved in time") from None
 
-    async def places_soon(self, host: str, port: int) -> Sequence[Place]:
+    async def addresses_soon(self, host: str, port: int) -> Sequence[AddressInfo]:
         """Do the same for an event loop; the caller sets the deadline."""
         if found := _numeric(host, port):
             return found
@@ -121,7 +123,7 @@ class Names:
 
 class _Search:
     def __init__(self) -> None:
-        self.found: Future[Sequence[Place]] = Future()
+        self.found: Future[Sequence[AddressInfo]] = Future()
         self.is_late = False
         """Whether a caller stopped waiting for it."""
         self._found_at = 0.0
@@ -135,15 +137,15 @@ class _Search:
 
     def run(self, host: str, port: int) -> None:
         try:
-            places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, ValueError) as unknown:  # ValueError: an invalid host name
             self.found.set_exception(unknown)
         else:
             self._found_at = monotonic()
-            self.found.set_result(places)
+            self.found.set_result(addresses)
 
 
-def _numeric(host: str, port: int) -> Sequence[Place]:
+def _numeric(host: str, port: int) -> Sequence[AddressInfo]:
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, ValueError):

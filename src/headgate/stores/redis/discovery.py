@@ -42,10 +42,10 @@ class Sentinels:
     def primary(self) -> Inquiry[Address]:
         """Return the location of the primary: the last known one if no Sentinel answers."""
         service = self._service
-        question = command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", service.name.encode())
+        request = command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", service.name.encode())
         reasons, all_down = [], True
         for sentinel in self._order:
-            reply = yield sentinel, question
+            reply = yield sentinel, request
             match reply:
                 case [bytes(host), bytes(port)] if port.isdigit() and len(port) < 6 and 0 < int(port) < 65536:
                     self._order = [sentinel, *(each for each in self._order if each != sentinel)]
@@ -64,7 +64,7 @@ class Sentinels:
     def doubt(self, named: Address) -> None:
         """Record that a named server is down, or not the primary.
 
-        The Sentinel that named it is asked last from now on: it may be cut off from the others, with an outdated view.
+        The Sentinel that named it comes last from now on: it may be cut off from the others, with an outdated view.
         """
         if named == self._last and self._order[0] == self._named_by:
             self._order = [*self._order[1:], self._order[0]]
@@ -89,16 +89,16 @@ class SlotMap:
     def servers(self) -> frozenset[str]:
         return frozenset(map(str, self.nodes))
 
-    def learn(self, slot: int, said_by: Address, place: tuple[str, int]) -> Address:
+    def learn(self, slot: int, by: Address, target: tuple[str, int]) -> Address:
         """Record and return the server of `slot`, according to another server."""
-        owner = self._owners[slot] = self.named(said_by, place)
+        owner = self._owners[slot] = self.named(by, target)
         self.nodes |= {owner}
         return owner
 
-    def named(self, said_by: Address, place: tuple[str, int]) -> Address:
+    def named(self, by: Address, target: tuple[str, int]) -> Address:
         """Return the server that another one names; without a host it means its own."""
-        host, port = place
-        return said_by.at(host or said_by.host, port or said_by.port)
+        host, port = target
+        return by.at(host or by.host, port or by.port)
 
     def refresh(self) -> Inquiry[None]:
         """Read the map from one server after the other, in random order; if none has it, the old one stays."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import ceil
 from queue import Empty, SimpleQueue
 from struct import pack
 from time import monotonic
-from typing import NamedTuple
 
 import hiredis
 
@@ -31,10 +31,8 @@ _FRESH = 0.001
 class BlockingConnection:
     """A connection for one call at a time; its first failure closes it.
 
-    Args:
-        address: of the server.
-        greeting: the first commands; default: those of a connection for limits.
-        patience: seconds for all that; default: as in the address.
+    It begins with the commands of `greeting`, by default those of a connection for limits. Connecting and greeting take
+    `patience` seconds at most, by default as in the address.
     """
 
     def __init__(
@@ -44,7 +42,7 @@ class BlockingConnection:
         self._reader = hiredis.Reader()
         self._used_at = 0.0
         give_up = monotonic() + (address.connect_timeout if patience is None else patience)
-        self._socket = self._connected(give_up)
+        self._socket = self._connect(give_up)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         try:
@@ -53,21 +51,21 @@ class BlockingConnection:
             self.close()
             raise
 
-    def _connected(self, give_up: float) -> socket.socket:
+    def _connect(self, give_up: float) -> socket.socket:
         address = self.address
         error: Exception | None = None
         try:
             if address.path:
-                places = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", address.path)]
+                addresses = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", address.path)]
             else:
-                places = address.names.places(address.host, address.port, give_up)  # type: ignore[assignment]
+                addresses = address.names.addresses(address.host, address.port, give_up)  # type: ignore[assignment]
         except (OSError, ValueError) as unknown:  # ValueError: an invalid host name
-            raise protocol.unconnected(address, unknown) from None
-        for family, kind, number, _, place in places:
+            raise protocol.connection_failure(address, unknown) from None
+        for family, kind, number, _, target in addresses:
             connected = socket.socket(family, kind, number)
             try:
                 connected.settimeout(max(0.001, give_up - monotonic()))
-                connected.connect(place)
+                connected.connect(target)
                 return self._prepare(connected)
             except OSError as failure:
                 connected.close()
@@ -75,7 +73,7 @@ class BlockingConnection:
             except BaseException:
                 connected.close()
                 raise
-        raise protocol.unconnected(address, error or OSError("no address"))
+        raise protocol.connection_failure(address, error or OSError("no address"))
 
     def _prepare(self, connected: socket.socket) -> socket.socket:
         address = self.address
@@ -111,10 +109,10 @@ class BlockingConnection:
                 reply = self._next(give_up)
         except (TimeoutError, BlockingIOError):  # BlockingIOError: it could not be sent in time
             self.close()
-            raise OutcomeUnknown(f"{self.address}: no answer in time") from None
+            raise OutcomeUnknown(f"{self.address}: no response in time") from None
         except (OSError, hiredis.ProtocolError) as error:
             self.close()
-            raise protocol.lost(self.address, error) from None
+            raise protocol.connection_loss(self.address, error) from None
         except BaseException:  # interrupted: the next call would read this reply
             self.close()
             raise
@@ -122,7 +120,7 @@ class BlockingConnection:
         return reply
 
     def is_replicated(self, replicas: int, give_up: float) -> bool:
-        """Return whether so many replicas have the writes of this connection, after half of the time left at most.
+        """Return whether this many replicas have the writes of this connection, after half of the time left at most.
 
         A failure loses only this answer and the connection: earlier writes stay.
         """
@@ -157,10 +155,10 @@ class BlockingConnection:
 
     def _next(self, give_up: float) -> object:
         while (reply := self._reader.gets()) is False:
-            self._reader.feed(self._received(_left(give_up)))
+            self._reader.feed(self._receive(_left(give_up)))
         return reply
 
-    def _received(self, left: float) -> bytes:
+    def _receive(self, left: float) -> bytes:
         if self.address.tls:
             self._socket.settimeout(left)
         elif not self._poll.poll(ceil(left * 1000)):
@@ -191,7 +189,7 @@ def _left(give_up: float) -> float:
     return left
 
 
-def ask_server(address: Address, command: bytes, seconds: float) -> object:
+def send_to(address: Address, command: bytes, seconds: float) -> object:
     """Send one command on a connection of its own; returns the reply, or the exception."""
     give_up = monotonic() + seconds
     try:
@@ -205,22 +203,10 @@ def ask_server(address: Address, command: bytes, seconds: float) -> object:
     return protocol.refusal(address, reply) if isinstance(reply, Exception) else reply
 
 
-class _Loan(NamedTuple):
-    connection: BlockingConnection
-    give_up: float
-    """The deadline of the call."""
-    free: SimpleQueue[None]
-    idle: list[BlockingConnection]
-    """Where the connection returns to."""
-
-
 class Pool:
-    """The connections to one server.
+    """The connections to the server at an address, or to that which the sentinels name for each new connection.
 
-    Args:
-        address: of the server.
-        clock: if given, the script decides at its time instead of the server's.
-        sentinels: name the server for each new connection; without them it is at `address`.
+    With a clock, the script decides at its time instead of the server's.
     """
 
     def __init__(self, address: Address, clock: Clock | None, sentinels: Sentinels | None = None) -> None:
@@ -240,50 +226,40 @@ class Pool:
         for connection in inherited:
             connection.close()
 
-    def ask(self, query: Query, give_up: float = 0, *, asking: bool = False) -> Decision:
-        """Return the answer to a query.
+    def run(self, query: Query, give_up: float = 0, *, asking: bool = False) -> Decision:
+        """Return the answer to a query, after the command ASKING if the slot is moving to the server.
 
-        Args:
-            query: the query.
-            give_up: the deadline by `monotonic`, extended by the time to connect; default: as in the address.
-            asking: whether to send ASKING first, since the slot is moving to the server.
+        The deadline is `give_up` by `monotonic`, by default as in the address, extended by the time to connect.
         """
-        loan = self._loan(give_up)
-        connection = loan.connection
-        try:
-            reply, replicated = self._converse(connection, query, loan.give_up, asking=asking)
+        with self._connection(give_up) as (connection, until):
+            reply, replicated = self._converse(connection, query, until, asking=asking)
             if isinstance(reply, Exception) and str(reply).partition(" ")[0] in protocol.MISLED:
                 connection.close()
                 self.close()
                 if self._sentinels:
                     self._sentinels.doubt(connection.address)
-        finally:
-            self._take_back(loan)
         if isinstance(reply, Exception):
             raise protocol.refusal(connection.address, reply)
         answer = script.decisions(reply, [query], connection.address)[0]
         if isinstance(answer, StoreError):
             raise answer
-        return answer if replicated else script.unconfirmed(answer)
+        return answer if replicated else script.mark_unconfirmed(answer)
 
     def ready(self) -> None:
         """Raise StoreError unless the server could decide."""
-        self.ask(script.query(script.probe()))
+        self.run(script.query(script.probe()))
         self.vet()
 
     def vet(self) -> None:
-        """Raise StoreError if a new connection to the server would be refused."""
-        loan = self._loan()
-        try:
+        with self._connection() as (connection, until):
             for command in protocol.vetting(self._address, self._replicas):
-                reply = loan.connection.converse([command], loan.give_up)
+                reply = connection.converse([command], until)
                 if error := protocol.objection(self._address, command, reply, strict=True):
                     raise error
-        finally:
-            self._take_back(loan)
 
-    def _loan(self, give_up: float = 0) -> _Loan:
-        """Take a permit and a connection; `_take_back` returns both."""
+    @contextmanager
+    def _connection(self, give_up: float = 0) -> Iterator[tuple[BlockingConnection, float]]:
+        """Lend a connection for the length of a with block, and return the deadline of the call with it."""
         if self._process != os.getpid():
             self._begin()
         free, idle, now = self._free, self._idle, monotonic()
@@ -300,18 +276,15 @@ class Pool:
             if connection is None:
                 connection = self._new_connection(began)
                 give_up += monotonic() - began  # connecting has its own timeout
-        except BaseException:
+            try:
+                yield connection, give_up
+            finally:
+                if not connection.is_closed:
+                    idle.append(connection)
+                    if idle is not self._idle:  # the pool was closed meanwhile
+                        connection.close()
+        finally:
             free.put(None)
-            raise
-        return _Loan(connection, give_up, free, idle)
-
-    def _take_back(self, loan: _Loan) -> None:
-        connection, _, free, idle = loan
-        if not connection.is_closed:
-            idle.append(connection)
-            if idle is not self._idle:  # the pool was closed meanwhile
-                connection.close()
-        free.put(None)
 
     def _converse(
         self, connection: BlockingConnection, query: Query, give_up: float, *, asking: bool
@@ -347,7 +320,7 @@ class Pool:
         address = self._address
         try:
             if sentinels := self._sentinels:
-                address = drive(sentinels.primary(), lambda step: ask_server(*step, sentinels.patience))
+                address = drive(sentinels.primary(), lambda step: send_to(*step, sentinels.patience))
             connection = BlockingConnection(address)
         except StoreError as error:
             if sentinels:

@@ -29,13 +29,13 @@ PERMISSIONS = "+evalsha +script|load +time +get +set +getrange +setrange +del +p
 _SOMETIMES = "+wait for replicas, +cluster|slots +asking in a cluster, +select for a database number"
 """Also +info, to examine the server; a user without it is not refused."""
 _REFUSALS = {
-    "NOAUTH": "authentication is required: give user and password in the address",
+    "NOAUTH": "authentication is required: put the user and the password into the address",
     "WRONGPASS": "the user name or the password is wrong",
     "NOPERM": f"the user lacks a permission: it needs {PERMISSIONS} +info; {_SOMETIMES}",
     "READONLY": "the server is a read-only replica",
     "LOADING": "the server is loading its data",
     "MASTERDOWN": "the server has lost its primary",
-    "NOREPLICAS": "the server has too few replicas to write",
+    "NOREPLICAS": "the server has too few replicas to accept writes",
     "MISCONF": "the server cannot write to its disk",
     "OOM": "the server is out of memory",
     "BUSY": "the server is busy with another script",
@@ -69,12 +69,12 @@ class RefusedByServer(StoreUnavailable):
     Args:
         text: the message for the caller.
         word: the first word of the server's error, such as ``"MOVED"``.
-        place: the host and port that it names, if any; an empty host is the server's own.
+        target: the host and port that it names, if any; an empty host is the server's own.
     """
 
-    def __init__(self, text: str, word: str = "", place: tuple[str, int] = ("", 0)) -> None:
+    def __init__(self, text: str, word: str = "", target: tuple[str, int] = ("", 0)) -> None:
         super().__init__(text)
-        self.word, self.place = word, place
+        self.word, self.target = word, target
 
 
 def pause_after(failures: int) -> float:
@@ -108,44 +108,44 @@ def replication(replicas: int, seconds: float) -> bytes:
     return command(b"WAIT", b"%d" % replicas, b"%d" % max(1, int(seconds * 1000)))
 
 
-def objection(address: Address, asked: bytes, reply: object, *, strict: bool = False) -> StoreError | None:
+def objection(address: Address, sent: bytes, reply: object, *, strict: bool = False) -> StoreError | None:
     """Return why the server cannot be used, by its `reply` to a command of the greeting or the vetting.
 
     A server that denies INFO is used all the same, but it is not ready (`strict`).
     """
     if isinstance(reply, Exception):
-        if asked is INFO and str(reply).startswith("NOPERM") and not strict:
+        if sent is INFO and str(reply).startswith("NOPERM") and not strict:
             return None
         return StoreUnavailable(str(refusal(address, reply)))
-    reason = _unfitness(address, reply) if asked is INFO else None
+    reason = _unfitness(address, reply) if sent is INFO else None
     return StoreUnavailable(f"{address}: {reason}") if reason else None
 
 
 def refusal(address: Address, reply: Exception) -> StoreError:
-    """Return the error for an error reply, without what the server says about our data."""
+    """Return the error for an error reply, without the part of its text that quotes our data."""
     text = str(reply)
     word, _, rest = text.partition(" ")
     if word in _REFUSALS:
-        place = _place(rest) if word in {"MOVED", "ASK"} else ("", 0)
-        return RefusedByServer(f"{address}: {_REFUSALS[word]} ({word})", word, place)
+        target = _target(rest) if word in {"MOVED", "ASK"} else ("", 0)
+        return RefusedByServer(f"{address}: {_REFUSALS[word]} ({word})", word, target)
     if "ACL failure in script" in text or "The user executing the script" in text:
-        return denied(address)
-    said = text.partition(",")[0].partition("'")[0].partition("`")[0][:200].strip()  # arguments come after these
+        return denial(address)
+    shown = text.partition(",")[0].partition("'")[0].partition("`")[0][:200].strip()  # arguments come after these
     if text.startswith(_UNDONE):
-        return StoreUnavailable(f"{address}: {said}")
-    return OutcomeUnknown(f"{address}: {said}")
+        return StoreUnavailable(f"{address}: {shown}")
+    return OutcomeUnknown(f"{address}: {shown}")
 
 
-def denied(address: Address) -> RefusedByServer:
+def denial(address: Address) -> RefusedByServer:
     """Return the error for a permission that the script lacks; it has done nothing."""
     return RefusedByServer(f"{address}: {_REFUSALS['NOPERM']} (NOPERM)", "NOPERM")
 
 
-def unconnected(address: Address, error: Exception) -> StoreUnavailable:
-    return StoreUnavailable(f"{address}: cannot connect: {str(error) or 'no answer'}")
+def connection_failure(address: Address, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(f"{address}: cannot connect: {str(error) or 'no response'}")
 
 
-def lost(address: Address, error: Exception | None) -> OutcomeUnknown:
+def connection_loss(address: Address, error: Exception | None) -> OutcomeUnknown:
     """Return the error for a connection that was lost during a call."""
     if isinstance(error, hiredis.ProtocolError):
         return OutcomeUnknown(f"{address}: not a Redis server: it does not speak the protocol")
@@ -161,7 +161,7 @@ def is_replicated(replicas: int, reply: object) -> bool:
     return isinstance(reply, int) and reply >= replicas
 
 
-def _place(text: str) -> tuple[str, int]:
+def _target(text: str) -> tuple[str, int]:
     """Parse the target of a redirection: ``slot host:port``."""
     host, _, port = text.partition(" ")[2].rpartition(":")
     return (host, int(port)) if port.isdecimal() and len(port) < 6 and int(port) < 65536 else ("", 0)
@@ -180,7 +180,7 @@ def _unfitness(address: Address, info: object) -> str | None:
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and not address.may_evict:
         return (
-            f"its maxmemory-policy, {policy}, may evict state and so hand out fresh budget: "
+            f"its maxmemory-policy, {policy}, may evict state, which resets limits: "
             "set noeviction, or accept it with ?evicting=allow"
         )
     return None

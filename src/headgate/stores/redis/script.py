@@ -10,22 +10,21 @@ from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha1
 from importlib.resources import files
-from struct import Struct
+from struct import Struct, unpack
 from time import time_ns
-from typing import TypeAlias
 
 import msgspec
 
 from headgate.core.algorithms import Algorithm
-from headgate.core.decision import Decision, marked
+from headgate.core.decision import Decision, exhausted, marked
 from headgate.core.errors import OutcomeUnknown, StoreError
 from headgate.core.key import Principal
 from headgate.core.numbers import fineness, rate, short
-from headgate.core.plan import Call, Limit, Plan, Verb, combine, costs_of
+from headgate.core.plan import Call, Limit, Plan, Verb, combine
 from headgate.core.pressure import Pressure, thresholds
 from headgate.core.quota import Quota
 from headgate.stores.redis.address import Address
-from headgate.stores.redis.protocol import bulk, command, denied
+from headgate.stores.redis.protocol import bulk, command, denial
 
 _ALGORITHMS = {
     "token_bucket": ("tb", "lb", "tb/every", "tb/once"),
@@ -34,15 +33,15 @@ _ALGORITHMS = {
     "sliding_window_counter": ("swc",),
     "sliding_window_log": ("swl",),
 }
-"""The names of the steps that a file returns, each for the `name` it is asked for."""
+"""The names of the steps that a file returns, each for one `name`."""
 
 
 def _lua(part: str) -> str:
     return files(__package__).joinpath("lua", f"{part}.lua").read_text("ascii")
 
 
-def _assembled() -> str:
-    """Return the script. Since each call of it runs all of it, an algorithm is defined only when asked for."""
+def _assemble() -> str:
+    """Return the script. Since each call of it runs all of it, an algorithm is defined only when it is needed."""
     cases = "".join(
         f"if {' or '.join(f'name == {name!r}' for name in names)} then\n{_lua(part)}end\n"
         for part, names in _ALGORITHMS.items()
@@ -50,27 +49,27 @@ def _assembled() -> str:
     return f"#!lua\n{_lua('calls')}\nlocal function step_named(name)\n{_lua('common')}{cases}end\n{_lua('plan')}"
 
 
-SCRIPT = _assembled().encode()
+SCRIPT = _assemble().encode()
 SHA = sha1(SCRIPT, usedforsecurity=False).hexdigest().encode()
 LOAD = command(b"SCRIPT", b"LOAD", SCRIPT)
 
 NOT_REPLICATED = "not_replicated"
 """Why a decision of the primary is degraded: not enough replicas have it, so a failover may forget it."""
 UNANSWERED = "storage_unavailable"
-"""Why a part of a decision is degraded: the limit's shard did not say what it has, or something else is in its key."""
+"""Why a part of a decision is degraded: the limit's shard did not answer, or its key holds something else."""
 
-_CHECK, _CHECK_ONCE = Verb.CHECK, Verb.CHECK_ONCE  # a name is found faster than a member
 _LETTERS = {Verb.CHECK: b"c", Verb.CHECK_ONCE: b"o", Verb.PEEK: b"p", Verb.REFUND: b"r", Verb.RESET: b"x"}
 _ATTEMPTS = {Verb.CHECK: b"C", Verb.CHECK_ONCE: b"O", Verb.REFUND: b"b"}
-_GIVE_BACK, _TRY_OUT, _FIND = b"u", b"s", b"q"
+_CHECK = Verb.CHECK  # a name is found faster than a member
+_REFUND_CHARGE, _TRY_OUT, _FIND = b"u", b"s", b"q"
 _REPLAYED = 2
 """What `allowed` is where a request was admitted before, by other limits, so that these take nothing."""
 _PRESSURES = (Pressure.NORMAL, Pressure.WARNING, Pressure.THROTTLED)
 _HEAD = Struct("<cHBd")
 _DOUBLE = Struct("<d")
 _QUOTA = Struct("<10d")
-_MOST_PREPARED = 4096
 _SERVER_TIME = b"$0\r\n\r\n"
+_EVALSHA = bulk(b"EVALSHA") + bulk(SHA)
 
 
 class Query(msgspec.Struct, frozen=True, gc=False):
@@ -99,25 +98,19 @@ def query(call: Call, *, attempt: bool = False) -> Query:
 
     In an `attempt` at several slots a check may be undone, by a refund that has its time as the charge, and its token.
     """
-    verb, limits, cost = call.verb, call.plan, call.cost
-    if verb is _CHECK:
-        letter, charge = b"C" if attempt else b"c", cost
-    else:
-        letter, charge = (_ATTEMPTS if attempt else _LETTERS)[verb], cost if verb is _CHECK_ONCE else 0
-        if call.charge is not None and not attempt:
-            letter = _GIVE_BACK
-        elif call.token and verb is Verb.PEEK:
-            letter, charge = _FIND, cost
-    kind: list[object] = [letter, cost, call.costs]
-    if call.shadow:
-        kind.append(len(limits))  # never an identity
-        for plan in call.shadow:
-            kind.append(len(plan))
-            limits += plan
-    frames = []
+    limits, replicas = call.plan, 0
+    letter, charge = _letter_of(call, attempt=attempt)
+    if letter not in b"pq":
+        for limit in limits:
+            replicas = max(replicas, limit.quota.replicas)
+    plan_count = len(call.shadow) + (1 if limits or call.token else 0)
+    for plan in call.shadow:
+        limits += plan
+    frames, dated = [], False
     for limit in limits:
         space, principal = limit.space, limit.principal
-        kind.append(id(limit.quota))
+        if limit.quota.calendar is not None:
+            dated = True
         if (
             isinstance(principal, str)
             and principal.isascii()
@@ -126,21 +119,30 @@ def query(call: Call, *, attempt: bool = False) -> Query:
             frames.append(f"${len(principal) + len(space) + 7}\r\nhg1:{{={principal}}}{space}\r\n")  # as most are
         else:
             frames.append(bulk(key_of(space, principal)).decode())
-    if call.token or call.charge is not None:
-        prepared = _prepare(call, letter)
-        if call.token:
-            frames.append(bulk(record_key(call)).decode())
-    else:
-        prepared = _prepared.get(tuple(kind)) or _keep(tuple(kind), _prepare(call, letter))
-    arguments, plan_count, replicas, size, _ = prepared
-    return Query(call, letter, "".join(frames).encode(), len(frames), plan_count, arguments, replicas, size, charge)
+    if call.token:
+        frames.append(bulk(record_key(call)).decode())
+    arguments = b"" if dated else arguments_at(call, letter, 0)
+    keys, size = "".join(frames).encode(), plan_count + 6 * len(limits)
+    return Query(call, letter, keys, len(frames), plan_count, arguments, replicas, size, charge)
+
+
+def _letter_of(call: Call, *, attempt: bool) -> tuple[bytes, int]:
+    """Return what is to be done, and what an admission takes."""
+    verb, cost = call.verb, call.cost
+    if verb is _CHECK:
+        return b"C" if attempt else b"c", cost
+    if call.charge is not None and not attempt:
+        return _REFUND_CHARGE, 0
+    if call.token and verb is Verb.PEEK:
+        return _FIND, cost
+    return (_ATTEMPTS if attempt else _LETTERS)[verb], cost if verb is Verb.CHECK_ONCE else 0
 
 
 def key_of(space: str, principal: Principal) -> bytes:
     """Return the key in Redis. The hash tag is the principal, so that all its limits live in one slot.
 
     The tag cannot end early or be empty, whatever the principal: braces in it are escaped, and it has a prefix that
-    tells text from a digest.
+    distinguishes text from a digest.
     """
     if isinstance(principal, bytes):
         return f"hg1:{{#{principal.hex()}}}{space}".encode()
@@ -149,7 +151,7 @@ def key_of(space: str, principal: Principal) -> bytes:
 
 
 def record_key(call: Call) -> bytes:
-    """Return the key of what was answered to the request that a token names, in the slot of the caller.
+    """Return the key of the record of a request with a token, in the slot of the caller.
 
     No limit has that key: a name has no exclamation mark.
     """
@@ -161,63 +163,36 @@ def home_of(call: Call) -> Principal:
     return call.caller or (call.plan or call.shadow[0])[0].principal
 
 
-_Part: TypeAlias = tuple[bytes, Plan, tuple[int, ...], int, int]
-"""What to do with which limits, at what costs, how many records go with it, and when what is taken back was taken."""
-
-
-def _parts(call: Call, letter: bytes) -> list[_Part]:
-    """Return what the script is to do with each plan of a call."""
-    verb, plan, token, charge, shadow = call.verb, call.plan, call.token, call.charge, call.shadow
-    since = 0 if charge is None else min(charge.taken_at)
-    tried = _TRY_OUT if plan and verb is _CHECK else letter
-    own: list[_Part] = [(letter, plan, costs_of(call), 1 if token else 0, since)] if plan or token else []
-    return own + [(tried, each, (call.cost,) * len(each), 0, 0) for each in shadow]
-
-
-_Prepared: TypeAlias = tuple[bytes, int, int, int, list[Quota]]
-"""What queries about the same quotas have in common: arguments, number of plans, replicas and size; and the quotas."""
-_prepared: dict[tuple[object, ...], _Prepared] = {}
-"""By verb, cost and the identities of the quotas, which are quicker than their hashes. The quotas are kept, so that
-nothing else takes their identity."""
-
-
-def _prepare(call: Call, letter: bytes) -> _Prepared:
-    quotas = [limit.quota for plan in (call.plan, *call.shadow) for limit in plan]
-    arguments = b"" if any(quota.calendar for quota in quotas) else arguments_at(call, letter, None)
-    count = len(_parts(call, letter))
-    replicas = 0 if letter in b"pq" else max([limit.quota.replicas for limit in call.plan], default=0)
-    return arguments, count, replicas, count + 6 * len(quotas), quotas
-
-
-def _keep(kind: tuple[object, ...], prepared: _Prepared) -> _Prepared:
-    if len(_prepared) >= _MOST_PREPARED:
-        _prepared.clear()
-    _prepared[kind] = prepared
-    return prepared
-
-
 def arguments_at(call: Call, letter: bytes, now: int | None) -> bytes:
-    """Return the arguments of a call, to do what `letter` says.
+    """Return the arguments of a call, for the operation `letter`.
 
     The server knows no time zones, so the periods of calendars are among them.
     These are the ones around `now`, or around this process's time if the time is the server's. That the two clocks
     differ does no harm as long as it is by less than a period.
     """
-    now = time_ns() // 1000 if now is None else now
-    arguments = []
-    for each, plan, costs, records, since in _parts(call, letter):
-        argument = _HEAD.pack(each, len(plan), records, since)
-        if each == _GIVE_BACK and call.charge is not None:
-            argument += _DOUBLE.pack(call.charge.until)
-        for limit, cost in zip(plan, costs, strict=True):
-            calendar = limit.quota.calendar
-            argument += _DOUBLE.pack(cost) + _described(limit.quota, calendar and calendar.around(now))
-        arguments.append(bulk(argument))
-    return b"".join(arguments)
+    now, plan, charge, arguments = time_ns() // 1000 if now is None else now, call.plan, call.charge, b""
+    if plan or call.token:
+        head = _HEAD.pack(letter, len(plan), 1 if call.token else 0, 0 if charge is None else min(charge.taken_at))
+        if letter == _REFUND_CHARGE and charge is not None:
+            head += _DOUBLE.pack(charge.until)
+        arguments = bulk(head + _limits_at(plan, call.cost, now, call.costs))
+    tried = _TRY_OUT if plan and call.verb is _CHECK else letter
+    for each in call.shadow:
+        arguments += bulk(_HEAD.pack(tried, len(each), 0, 0) + _limits_at(each, call.cost, now))
+    return arguments
+
+
+def _limits_at(plan: Plan, cost: int, now: int, costs: tuple[int, ...] = ()) -> bytes:
+    limits = b""
+    for place, limit in enumerate(plan):
+        quota = limit.quota
+        period = None if quota.calendar is None else quota.calendar.around(now)
+        limits += _encode_limit(quota, costs[place] if costs else cost, period)
+    return limits
 
 
 @lru_cache(maxsize=4096)
-def _described(quota: Quota, period: tuple[int, int, int] | None = None) -> bytes:
+def _encode_limit(quota: Quota, cost: int, period: tuple[int, int, int] | None) -> bytes:
     fine = fineness(quota.limit, quota.window_us, quota.capacity) if quota.algorithm.is_bucket and quota.limit else 0
     gain, _, unit = rate(quota.limit, quota.window_us, fine)
     calm, warn = thresholds(quota)
@@ -225,7 +200,7 @@ def _described(quota: Quota, period: tuple[int, int, int] | None = None) -> byte
     if period:
         gain, unit, every = period
     numbers = (quota.limit, quota.capacity, quota.window_us, gain, unit, every, calm, warn, quota.queue, fine)
-    return _step(quota).encode() + b"\0" + _QUOTA.pack(*numbers)
+    return _DOUBLE.pack(cost) + _step(quota).encode() + b"\0" + _QUOTA.pack(*numbers)
 
 
 def _step(quota: Quota) -> str:
@@ -244,13 +219,9 @@ def evaluation(queries: Sequence[Query], now: int | None) -> bytes:
         keys += each.key_count
         plans += each.plan_count
         arguments.append(each.arguments or arguments_at(each.call, each.letter, now))
+    head = b"*%d\r\n%b%b" % (4 + keys + plans, _EVALSHA, bulk(b"%d" % keys))
     time = _SERVER_TIME if now is None else bulk(b"%d" % now)
-    return b"".join([_evalsha(keys, plans), *[each.keys for each in queries], time, *arguments])
-
-
-@lru_cache(maxsize=1024)
-def _evalsha(keys: int, plans: int) -> bytes:
-    return b"*%d\r\n%b%b%b" % (4 + keys + plans, bulk(b"EVALSHA"), bulk(SHA), bulk(b"%d" % keys))
+    return b"".join([head, *[each.keys for each in queries], time, *arguments])
 
 
 def decisions(reply: object, queries: Sequence[Query], address: Address) -> list[Decision | StoreError]:
@@ -263,8 +234,8 @@ def decisions(reply: object, queries: Sequence[Query], address: Address) -> list
     for query in queries:
         size += query.size
     if type(reply) is not bytes or len(reply) != 8 * size:
-        raise OutcomeUnknown(f"the script answered something else: {short(reply)}")
-    numbers = _numbers(size).unpack(reply)
+        raise OutcomeUnknown(f"the script sent an unexpected reply: {short(reply)}")
+    numbers = unpack(f"<{size}q", reply)
     answers: list[Decision | StoreError] = []
     at = 0
     for query in queries:
@@ -279,16 +250,11 @@ def decisions(reply: object, queries: Sequence[Query], address: Address) -> list
     return answers
 
 
-@lru_cache(maxsize=1024)
-def _numbers(size: int) -> Struct:
-    return Struct(f"<{size}q")
-
-
 def _failure(first: int, address: Address) -> StoreError:
-    """Return why the script could not answer this call, though it answered others, going by its first number."""
+    """Return the error of a call that the script could not decide, unlike others of the batch, by its first number."""
     if first == -2:
-        return denied(address)
-    return OutcomeUnknown(f"{address}: a key of this limit has something else in it")
+        return denial(address)
+    return OutcomeUnknown(f"{address}: the key of this limit contains other data")
 
 
 def _with_shadows(call: Call, charge: int, numbers: Sequence[int], at: int) -> Decision:
@@ -298,8 +264,8 @@ def _with_shadows(call: Call, charge: int, numbers: Sequence[int], at: int) -> D
         at += 1 + 6 * len(call.plan)
     charge, tried = charge if decision.allowed else 0, []
     for plan in call.shadow:
-        unknown = numbers[at] < 0  # which does not make what the call's own plan took unknown
-        tried.append(unanswered(plan) if unknown else _decision(plan, charge, numbers, at))
+        unknown = numbers[at] < 0  # the result of the call's own plan is known all the same
+        tried.append(missing_answer(plan) if unknown else _decision(plan, charge, numbers, at))
         at += 1 + 6 * len(plan)
     return msgspec.structs.replace(decision, shadow=tuple(tried))
 
@@ -307,7 +273,7 @@ def _with_shadows(call: Call, charge: int, numbers: Sequence[int], at: int) -> D
 def _decision(plan: Plan, charge: int, numbers: Sequence[int], at: int, costs: tuple[int, ...] = ()) -> Decision:
     """Return the decision of a plan that the script answered.
 
-    If it is an admission, it has taken `charge`: of each limit, or of each what `costs` says.
+    An admission has taken `charge` from each limit, or its cost in `costs`.
     """
     if len(plan) == 1:
         now, allowed, remaining, retry, reset, pressure, delay = numbers[at : at + 7]
@@ -333,14 +299,12 @@ def _decision(plan: Plan, charge: int, numbers: Sequence[int], at: int, costs: t
     return combine(found)
 
 
-def unanswered(plan: Plan) -> Decision:
-    """Return what is said of limits that did not say what they have, beside what others said."""
-    quotas = [limit.quota for limit in plan]
-    nothing = [Decision(False, quota.capacity, 0, 0, 0, Pressure.THROTTLED, quota) for quota in quotas]
-    return marked(combine(nothing), UNANSWERED)
+def missing_answer(plan: Plan) -> Decision:
+    """Return the part of a decision for limits whose shard did not answer."""
+    return marked(combine([exhausted(limit.quota) for limit in plan]), UNANSWERED)
 
 
-def unconfirmed(decision: Decision) -> Decision:
+def mark_unconfirmed(decision: Decision) -> Decision:
     """Return a decision of which not enough replicas have what it wrote."""
     return marked(decision, NOT_REPLICATED)
 
@@ -352,9 +316,9 @@ _PROBED = (
 
 
 def probe(principal: str = "headgate") -> Call:
-    """Return a call that reads and writes as any check does, on limits that nobody else uses: can the server decide?
+    """Return a call that reads and writes as any check does, on limits of its own: can the server decide?
 
-    Of its two limits one is a log, so that the script looks at all its permissions before it writes. Beside this, the
-    server is vetted: see `headgate.stores.redis.protocol.vetting`.
+    One of its two limits is a log, so the script needs all its permissions. The server is vetted as well: see
+    `headgate.stores.redis.protocol.vetting`.
     """
     return Call(Verb.CHECK, tuple([Limit(space, principal, quota) for space, quota in _PROBED]))

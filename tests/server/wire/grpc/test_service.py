@@ -1,30 +1,24 @@
-"""gRPC over real sockets: with grpcio, and by hand where grpcio would not do wrong."""
+"""gRPC on real sockets: by grpcio, and by hand for violations of the protocol."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
-import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import pytest
 from h2.events import ResponseReceived, StreamEnded
 
-from headgate.server.wire import listener
 from headgate.server.wire.grpc.calls import MessageStream, Methods, RpcError, StatusCode, UnaryCall
 from headgate.server.wire.grpc.framing import framed
 from headgate.server.wire.limits import DEFAULT, WireLimits
-from tests.server.wire.serving import PATIENCE, Http2Client, Turnstile, serving
-from tests.server.wire.test_listener import Bouncer
+from tests.server.wire.serving import PATIENCE, Admissions, Http2Client, serving, waiting
 from tests.servers import until
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 GRPC = {"content-type": "application/grpc", "te": "trailers"}
 
 
@@ -90,24 +84,13 @@ async def fail_late(stream: MessageStream) -> None:
     raise LookupError("of all things")
 
 
+def named(*methods: Method) -> dict[bytes, Method]:
+    return {f"/t.T/{method.__name__}".encode(): method for method in methods}
+
+
 METHODS = Methods(
-    {
-        b"/t.T/Echo": echo,
-        b"/t.T/EchoLater": echo_later,
-        b"/t.T/Refuse": refuse,
-        b"/t.T/Fail": fail,
-        b"/t.T/Wrong": wrong,
-        b"/t.T/WrongTrailers": wrong_trailers,
-        b"/t.T/Who": who,
-    },
-    {
-        b"/t.T/EchoAll": echo_all,
-        b"/t.T/Count": count,
-        b"/t.T/Flood": flood,
-        b"/t.T/Silence": silence,
-        b"/t.T/BreakOff": break_off,
-        b"/t.T/FailLate": fail_late,
-    },
+    named(echo, echo_later, refuse, fail, wrong, wrong_trailers, who),
+    named(echo_all, count, flood, silence, break_off, fail_late),
 )
 
 
@@ -123,122 +106,107 @@ def calling(limits: WireLimits = DEFAULT, methods: Methods = METHODS) -> Iterato
         yield opened
 
 
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with calling() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with serving() as server:
+        yield server.grpc(METHODS)
+
+
 def failure(call: Callable[..., object], *arguments: Any, **options: Any) -> Any:
-    """Return what a call that fails ends with."""
     with pytest.raises(grpc.RpcError) as raised:
         call(*arguments, **options)
     return raised.value
 
 
 def ends(call: Any, *arguments: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
-    """Return the status of a unary call that fails."""
     error = failure(call, *arguments, timeout=PATIENCE, **options)
     return error.code(), error.details()
 
 
 class TestUnary:
-    @pytest.mark.parametrize("method", ["Echo", "EchoLater"])
-    def test_a_message_is_answered_whatever_its_size(self, method: str) -> None:
-        with calling() as client:
-            call = client.unary_unary(f"/t.T/{method}")
-            for size in (0, 1, 100, 16_384, 100_000, DEFAULT.message_bytes):
-                assert call(b"x" * size, timeout=PATIENCE) == b"x" * size
+    @pytest.mark.parametrize("method", ["echo", "echo_later"])
+    def test_a_message_is_answered_whatever_its_size_and_many_at_once(self, client: Any, method: str) -> None:
+        call = client.unary_unary(f"/t.T/{method}")
+        for size in (0, 1, 100, 16_384, 100_000, DEFAULT.message_bytes):
+            assert call(b"x" * size, timeout=PATIENCE) == b"x" * size
+        calls = [call.future(b"%d" % number, timeout=PATIENCE) for number in range(300)]
+        assert [each.result() for each in calls] == [b"%d" % number for number in range(300)]
 
-    def test_many_calls_at_once(self) -> None:
-        with calling() as client:
-            call = client.unary_unary("/t.T/EchoLater")
-            calls = [call.future(b"%d" % number, timeout=PATIENCE) for number in range(300)]
-            assert [each.result() for each in calls] == [b"%d" % number for number in range(300)]
-
-    def test_a_method_sees_metadata_and_who_calls(self) -> None:
-        with calling() as client:
-            answer = client.unary_unary("/t.T/Who")(b"", metadata=[("x-key", "1"), ("x-key", "2")], timeout=PATIENCE)
+    def test_a_method_gets_metadata_and_the_peer(self, client: Any) -> None:
+        answer = client.unary_unary("/t.T/who")(b"", metadata=[("x-key", "1"), ("x-key", "2")], timeout=PATIENCE)
         assert answer == b"('127.0.0.1', [b'1', b'2'])"
 
-    def test_an_error_has_its_code_text_and_trailers(self) -> None:
-        with calling() as client:
-            error = failure(client.unary_unary("/t.T/Refuse"), b"", timeout=PATIENCE)
-        assert error.code() is grpc.StatusCode.NOT_FOUND
-        assert error.details() == "not här: 100 %"
+    def test_an_error_has_its_code_text_and_trailers(self, client: Any) -> None:
+        error = failure(client.unary_unary("/t.T/refuse"), b"", timeout=PATIENCE)
+        assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "not här: 100 %")
         assert ("grpc-retry-pushback-ms", "-1") in [tuple(each) for each in error.trailing_metadata()]
+        missing = grpc.StatusCode.UNIMPLEMENTED, "There is no method '/t.T/Nothing'."
+        assert ends(client.unary_unary("/t.T/Nothing"), b"") == missing
 
-    @pytest.mark.parametrize("message", [b"", b"late"])
-    def test_what_a_method_raises_is_internal_and_logged_once(
-        self, message: bytes, caplog: pytest.LogCaptureFixture
+    def test_an_exception_of_a_method_is_internal_and_logged_once(
+        self, client: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with caplog.at_level(logging.ERROR), calling() as client:
-            code, text = ends(client.unary_unary("/t.T/Fail"), message)
-        assert code is grpc.StatusCode.INTERNAL
-        assert "of all things" not in text
-        assert [record.getMessage() for record in caplog.records] == ["/t.T/Fail failed"]
+        for message in (b"", b"late"):
+            caplog.clear()
+            code, text = ends(client.unary_unary("/t.T/fail"), message)
+            assert (code, "of all things" in text) == (grpc.StatusCode.INTERNAL, False)
+            assert [record.getMessage() for record in caplog.records] == ["/t.T/fail failed"]
 
-    @pytest.mark.parametrize("method", ["Wrong", "WrongTrailers"])
-    def test_an_answer_that_cannot_be_sent_is_internal(self, method: str) -> None:
-        with calling() as client:
+    def test_an_answer_that_cannot_be_sent_is_internal_and_others_go_on(self, client: Any) -> None:
+        for method in ("wrong", "wrong_trailers"):
             assert ends(client.unary_unary(f"/t.T/{method}"), b"")[0] is grpc.StatusCode.INTERNAL
-            assert client.unary_unary("/t.T/Echo")(b"still here", timeout=PATIENCE) == b"still here"
-
-    def test_a_method_that_is_not_there_is_unimplemented(self) -> None:
-        with calling() as client:
-            code, text = ends(client.unary_unary("/t.T/Nothing"), b"")
-        assert code is grpc.StatusCode.UNIMPLEMENTED
-        assert text == "There is no method '/t.T/Nothing'."
+            assert client.unary_unary("/t.T/echo")(b"still here", timeout=PATIENCE) == b"still here"
 
     def test_a_message_that_is_too_large_is_refused_and_others_go_on(self) -> None:
         with calling(WireLimits(message_bytes=1000)) as client:
-            assert ends(client.unary_unary("/t.T/Echo"), b"x" * 1001)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert ends(client.unary_unary("/t.T/Echo"), b"x" * 5_242_880)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert client.unary_unary("/t.T/Echo")(b"x" * 1000, timeout=PATIENCE) == b"x" * 1000
+            for size in (1001, 5_242_880):
+                assert ends(client.unary_unary("/t.T/echo"), b"x" * size)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert client.unary_unary("/t.T/echo")(b"x" * 1000, timeout=PATIENCE) == b"x" * 1000
+            answers = client.stream_stream("/t.T/echo_all")(iter([b"x" * 1001]), timeout=PATIENCE)
+            assert failure(list, answers).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
-    def test_metadata_without_end_is_refused_and_others_go_on(self) -> None:
-        with calling() as client:
-            bomb = [("x-bomb", "x" * 4000)] * 10
-            ends(client.unary_unary("/t.T/Echo"), b"", metadata=bomb)
-            assert client.unary_unary("/t.T/Echo")(b"x", timeout=PATIENCE) == b"x"
+    def test_metadata_without_end_is_refused_and_others_go_on(self, client: Any) -> None:
+        ends(client.unary_unary("/t.T/echo"), b"", metadata=[("x-bomb", "x" * 4000)] * 10)
+        assert client.unary_unary("/t.T/echo")(b"x", timeout=PATIENCE) == b"x"
 
     @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
     def test_a_compressed_message_is_read_up_to_the_largest_that_there_may_be(
-        self, compression: grpc.Compression
+        self, client: Any, compression: grpc.Compression
     ) -> None:
-        with calling() as client:
-            echo, many = client.unary_unary("/t.T/Echo"), client.stream_stream("/t.T/EchoAll")
-            assert echo(b"x" * 100_000, timeout=PATIENCE, compression=compression) == b"x" * 100_000
-            sent = [b"x" * 200_000] * 30
-            assert list(many(iter(sent), timeout=PATIENCE, compression=compression)) == sent
-            code, text = ends(echo, b"x" * 1_000_000, compression=compression)
-        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "larger than 262144 bytes" in text
+        echo, many = client.unary_unary("/t.T/echo"), client.stream_stream("/t.T/echo_all")
+        assert echo(b"x" * 100_000, timeout=PATIENCE, compression=compression) == b"x" * 100_000
+        sent = [b"x" * 200_000] * 30
+        assert list(many(iter(sent), timeout=PATIENCE, compression=compression)) == sent
+        code, text = ends(echo, b"x" * 1_000_000, compression=compression)
+        assert (code, "larger than 262144 bytes" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
 
 
 class TestDeadlines:
     def test_a_call_that_waits_too_long_ends_and_its_answer_is_dropped(self) -> None:
-        with serving() as server:
-            turnstile = Turnstile(server)
-
-            async def wait(call: UnaryCall) -> bytes:
-                await turnstile.pass_through()
-                return call.message
-
-            methods = Methods({b"/t.T/Wait": wait, b"/t.T/Echo": echo})
+        with waiting() as (server, latch):
+            methods = Methods({b"/t.T/wait": latch.call, **named(echo)})
             with Http2Client(server.grpc(methods)) as client:
-                stream = client.ask("/t.T/Wait", GRPC | {"grpc-timeout": "20m"})
+                stream = client.ask("/t.T/wait", GRPC | {"grpc-timeout": "20m"})
                 client.send(stream, framed(b"x"), end=True)
                 assert client.head(stream)["grpc-status"] == "4"
-                turnstile.open()
-                other = client.ask("/t.T/Echo", GRPC)
+                latch.open()
+                other = client.ask("/t.T/echo", GRPC)
                 client.send(other, framed(b"x"), end=True)
                 client.until(StreamEnded, other)
                 assert sum(isinstance(event, ResponseReceived) for event in client.events) == 2
 
-    def test_a_call_in_time_is_answered(self) -> None:
-        with calling() as client:
-            assert client.unary_unary("/t.T/EchoLater")(b"x", timeout=PATIENCE) == b"x"
-
-    def test_no_time_at_all(self) -> None:
-        with serving() as server, Http2Client(server.grpc(METHODS)) as client:
-            stream = client.ask("/t.T/Echo", GRPC | {"grpc-timeout": "0n"})
-            client.send(stream, framed(b"x"), end=True)
-            assert client.head(stream)["grpc-status"] == "4"
+    def test_a_call_in_time_is_answered_and_one_without_time_is_not(self, client: Any, port: int) -> None:
+        assert client.unary_unary("/t.T/echo_later")(b"x", timeout=PATIENCE) == b"x"
+        with Http2Client(port) as by_hand:
+            stream = by_hand.ask("/t.T/echo", GRPC | {"grpc-timeout": "0n"})
+            by_hand.send(stream, framed(b"x"), end=True)
+            assert by_hand.head(stream)["grpc-status"] == "4"
 
     def test_the_time_that_a_message_takes_to_arrive_counts(self) -> None:
         called: list[bytes] = []
@@ -250,9 +218,9 @@ class TestDeadlines:
         async def now() -> float:
             return asyncio.get_running_loop().time()
 
-        methods = Methods({b"/t.T/Note": note})
+        methods = Methods({b"/t.T/note": note})
         with serving() as server, Http2Client(server.grpc(methods)) as client:
-            stream = client.ask("/t.T/Note", GRPC | {"grpc-timeout": "1n"})
+            stream = client.ask("/t.T/note", GRPC | {"grpc-timeout": "1n"})
             client.send(stream, framed(b"x")[:3])
             client.until_settled()
             begun = server.run(now())
@@ -261,22 +229,20 @@ class TestDeadlines:
             assert client.head(stream)["grpc-status"] == "4"
             assert called == []
 
-    def test_a_stream_ends_at_its_deadline(self) -> None:
+    def test_a_stream_ends_at_its_deadline(self, client: Any) -> None:
         over = threading.Event()
 
         def silent() -> Iterator[bytes]:
             over.wait(PATIENCE)
             yield b""
 
-        with calling() as client:
-            answers = client.stream_stream("/t.T/EchoAll")(silent(), timeout=0.05)
-            error = failure(list, answers)
-            over.set()
+        error = failure(list, client.stream_stream("/t.T/echo_all")(silent(), timeout=0.05))
+        over.set()
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
     def test_a_message_that_trickles(self) -> None:
         with serving(WireLimits(body_time=0.1)) as server, Http2Client(server.grpc(METHODS)) as client:
-            stream = client.ask("/t.T/Echo", GRPC)
+            stream = client.ask("/t.T/echo", GRPC)
             client.send(stream, framed(b"x" * 10)[:7])
             assert client.head(stream)["grpc-status"] == "4"
 
@@ -296,103 +262,72 @@ class TestDeadlines:
         (GRPC, b"\0\xff\xff\xff\xff", ("grpc-status", "8")),
     ],
 )
-@pytest.mark.parametrize("pieces", [1, 2])
 def test_calls_that_are_not_as_they_should_be(
-    headers: dict[str, str], data: bytes, expected: tuple[str, str], pieces: int
+    port: int, headers: dict[str, str], data: bytes, expected: tuple[str, str]
 ) -> None:
-    with serving() as server, Http2Client(server.grpc(METHODS)) as client:
-        stream = client.machine.get_next_available_stream_id()
-        fields = {":method": "POST", ":scheme": "http", ":authority": "api", ":path": "/t.T/Echo", **headers}
-        client.machine.send_headers(stream, list(fields.items()))
-        for piece in (data,) if pieces == 1 else (data[:2], data[2:]):
-            client.machine.send_data(stream, piece)
-        client.machine.end_stream(stream)
-        client.flush()
-        name, value = expected
-        assert client.head(stream)[name] == value
+    for pieces in ((data,), (data[:2], data[2:])):
+        with Http2Client(port) as client:
+            stream = client.begin("/t.T/echo", headers)
+            for piece in pieces:
+                client.machine.send_data(stream, piece)
+            client.machine.end_stream(stream)
+            client.flush()
+            name, value = expected
+            assert client.head(stream)[name] == value
 
 
-@pytest.mark.parametrize(
-    "content_type", ["application/grpc+proto", "application/grpc; charset=utf-8", "Application/GRPC"]
-)
-def test_kinds_of_content_that_are_grpc(content_type: str) -> None:
-    with serving() as server, Http2Client(server.grpc(METHODS)) as client:
-        stream = client.ask("/t.T/Echo", {"content-type": content_type})
-        client.send(stream, framed(b"x"), end=True)
-        assert client.trailers(stream)["grpc-status"] == "0"
+def test_kinds_of_content_that_are_grpc_and_get_which_is_not_a_call(port: int) -> None:
+    with Http2Client(port) as client:
+        for content_type in ("application/grpc+proto", "application/grpc; charset=utf-8", "Application/GRPC"):
+            stream = client.ask("/t.T/echo", {"content-type": content_type})
+            client.send(stream, framed(b"x"), end=True)
+            assert client.trailers(stream)["grpc-status"] == "0"
+        head = client.head(client.ask("/t.T/echo", GRPC, method="GET", end=True))
+        assert (head[":status"], head["allow"]) == ("405", "POST")
 
 
-def test_calls_that_the_clients_of_a_proxy_give_up_do_not_end_its_connection() -> None:
+def test_calls_that_the_clients_of_a_proxy_give_up_do_not_end_its_connection(port: int) -> None:
     """All their calls travel on one. Were it closed, those of everybody else would fail, and a proxy lets them pass."""
-    with serving() as server, Http2Client(server.grpc(METHODS)) as client:
+    with Http2Client(port) as client:
         for _ in range(4):
             for _ in range(DEFAULT.resets):
-                stream = client.machine.get_next_available_stream_id()
-                fields = {":method": "POST", ":scheme": "http", ":authority": "api", ":path": "/t.T/EchoLater", **GRPC}
-                client.machine.send_headers(stream, list(fields.items()))
+                stream = client.begin("/t.T/echo_later", GRPC)
                 client.machine.send_data(stream, framed(b"x"), end_stream=True)
                 client.machine.reset_stream(stream, 8)
             client.flush()
-        stream = client.ask("/t.T/Echo", GRPC)
+        stream = client.ask("/t.T/echo", GRPC)
         client.send(stream, framed(b"x"), end=True)
         assert client.trailers(stream)["grpc-status"] == "0"
 
 
-def test_get_is_not_a_call() -> None:
-    with serving() as server, Http2Client(server.grpc(METHODS)) as client:
-        stream = client.ask("/t.T/Echo", GRPC, method="GET", end=True)
-        assert client.head(stream)[":status"] == "405"
-        assert client.head(stream)["allow"] == "POST"
-
-
 class TestStreaming:
-    def test_messages_go_both_ways(self) -> None:
+    def test_messages_go_both_ways_as_many_as_a_method_likes(self, client: Any) -> None:
         sizes = [0, 1, 16_384, 100_000, DEFAULT.message_bytes]
-        with calling() as client:
-            answers = client.stream_stream("/t.T/EchoAll")(iter([b"x" * size for size in sizes]), timeout=PATIENCE)
-            assert [len(answer) for answer in answers] == sizes
+        answers = client.stream_stream("/t.T/echo_all")(iter([b"x" * size for size in sizes]), timeout=PATIENCE)
+        assert [len(answer) for answer in answers] == sizes
+        assert client.stream_unary("/t.T/count")(iter([b"x" * 1000] * 2000), timeout=PATIENCE) == b"2000"
+        assert sum(map(len, client.unary_stream("/t.T/flood")(b"", timeout=PATIENCE))) == 2_000_000
+        assert list(client.unary_stream("/t.T/silence")(b"", timeout=PATIENCE)) == []
 
-    def test_many_messages_and_one_answer(self) -> None:
-        with calling() as client:
-            answer = client.stream_unary("/t.T/Count")(iter([b"x" * 1000] * 2000), timeout=PATIENCE)
-            assert answer == b"2000"
-
-    def test_one_message_and_many_answers(self) -> None:
-        with calling() as client:
-            assert sum(map(len, client.unary_stream("/t.T/Flood")(b"", timeout=PATIENCE))) == 2_000_000
-
-    def test_no_answer_at_all(self) -> None:
-        with calling() as client:
-            assert list(client.unary_stream("/t.T/Silence")(b"", timeout=PATIENCE)) == []
-
-    @pytest.mark.parametrize(("method", "code"), [("BreakOff", "ABORTED"), ("FailLate", "INTERNAL")])
-    def test_an_error_after_an_answer(self, method: str, code: str) -> None:
-        with calling() as client:
+    def test_an_error_after_an_answer(self, client: Any) -> None:
+        for method, code in (("break_off", "ABORTED"), ("fail_late", "INTERNAL")):
             answers = client.unary_stream(f"/t.T/{method}")(b"", timeout=PATIENCE)
             assert next(answers) == b"one"
-            error = failure(next, answers)
-        assert error.code().name == code
-
-    def test_a_message_that_is_too_large_ends_the_call(self) -> None:
-        with calling(WireLimits(message_bytes=1000)) as client:
-            answers = client.stream_stream("/t.T/EchoAll")(iter([b"x" * 1001]), timeout=PATIENCE)
-            error = failure(list, answers)
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert failure(next, answers).code().name == code
 
     def test_a_method_that_does_not_read_stops_the_client(self) -> None:
         """What is sent and not taken is bounded by the window of the stream."""
-        with serving() as server:
-            turnstile = Turnstile(server)
+        with waiting() as (server, latch):
             seen: list[int] = []
 
             async def idle(stream: MessageStream) -> None:
-                await turnstile.pass_through()
+                await latch.hold()
                 async for message in stream:
                     seen.append(len(message))  # noqa: PERF401  each when it comes
 
-            with Http2Client(server.grpc(Methods({}, {b"/t.T/Idle": idle}))) as client:
-                stream = client.ask("/t.T/Idle", GRPC)
-                turnstile.wait()
+            with Http2Client(server.grpc(Methods({}, named(idle)))) as client:
+                stream = client.ask("/t.T/idle", GRPC)
+                latch.wait()
                 message = framed(b"x" * 10_000)
                 sent = 0
                 client.until_settled()
@@ -400,7 +335,7 @@ class TestStreaming:
                     client.send(stream, message)
                     sent += 1
                 assert sent * len(message) <= 1 << 20
-                turnstile.open()
+                latch.open()
                 until(lambda: len(seen) == sent, "all is read")
                 client.send(stream, b"", end=True)
                 client.until(StreamEnded, stream)
@@ -415,17 +350,17 @@ class TestStreaming:
                 sent += 1
 
         with serving() as server:
-            methods = Methods({b"/t.T/Echo": echo}, {b"/t.T/Endless": endless})
+            methods = Methods({b"/t.T/echo": echo}, {b"/t.T/endless": endless})
             with Http2Client(server.grpc(methods)) as client:
-                client.ask("/t.T/Endless", GRPC)
-                other = client.ask("/t.T/Echo", GRPC)
+                client.ask("/t.T/endless", GRPC)
+                other = client.ask("/t.T/echo", GRPC)
                 client.send(other, framed(b""), end=True)
                 client.until(ResponseReceived, other)
                 until(lambda: sent >= 6, "the window is used up")
                 assert sent <= 7
 
     @pytest.mark.parametrize("how", ["reset", "disconnect", "end", "deadline"])
-    def test_the_method_is_cancelled_when_nobody_waits_for_it(self, how: str) -> None:
+    def test_the_method_is_cancelled_when_its_client_is_gone(self, how: str) -> None:
         ended: list[str] = []
 
         async def wait(stream: MessageStream) -> None:
@@ -437,8 +372,8 @@ class TestStreaming:
                 raise
 
         with serving() as server:
-            with Http2Client(server.grpc(Methods({}, {b"/t.T/Wait": wait}))) as client:
-                stream = client.ask("/t.T/Wait", GRPC | {"grpc-timeout": "1S" if how == "deadline" else "1H"})
+            with Http2Client(server.grpc(Methods({}, named(wait)))) as client:
+                stream = client.ask("/t.T/wait", GRPC | {"grpc-timeout": "1S" if how == "deadline" else "1H"})
                 client.send(stream, framed(b""))
                 until(lambda: ended[:1] == ["message"], "it has begun")
                 if how == "reset":
@@ -458,133 +393,53 @@ class TestStreaming:
             except asyncio.CancelledError:
                 raise LookupError("of all things") from None
 
-        with serving() as server, Http2Client(server.grpc(Methods({}, {b"/t.T/Wait": wait}))) as client:
-            stream = client.ask("/t.T/Wait", GRPC | {"grpc-timeout": "10m"})
+        with serving() as server, Http2Client(server.grpc(Methods({}, named(wait)))) as client:
+            stream = client.ask("/t.T/wait", GRPC | {"grpc-timeout": "10m"})
             assert client.head(stream)["grpc-status"] == "4"
 
     def test_one_that_is_reset_before_it_began(self) -> None:
         """Nothing of it remains."""
-        door = Bouncer()
-        with serving(admit=door.admission) as server, Http2Client(server.grpc(METHODS)) as client:
-            stream = client.machine.get_next_available_stream_id()
-            headers = [(":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", "/t.T/EchoAll")]
-            client.machine.send_headers(stream, [*headers, ("content-type", "application/grpc"), ("please", "yes")])
-            client.machine.reset_stream(stream)
+        admissions = Admissions()
+        with serving(admit=admissions.admission) as server, Http2Client(server.grpc(METHODS)) as client:
+            client.machine.reset_stream(client.begin("/t.T/echo_all", GRPC | {"please": "yes"}))
             client.flush()
-            until(lambda: "release" in door.seen, "it is over")
+            until(lambda: "release" in admissions.seen, "it is over")
 
 
-def test_a_gate_sees_calls_come_and_go() -> None:
-    door = Bouncer()
-    with serving(admit=door.admission) as server:
+def test_admission_sees_calls_come_and_go() -> None:
+    admissions = Admissions()
+    with serving(admit=admissions.admission) as server:
         with channel(server.grpc(METHODS)) as client:
             please = [("please", "yes")]
-            for method in ("Echo", "EchoLater"):
+            for method in ("echo", "echo_later"):
                 assert client.unary_unary(f"/t.T/{method}")(b"x", metadata=please, timeout=PATIENCE) == b"x"
-            assert list(client.stream_stream("/t.T/EchoAll")(iter([b"x"]), metadata=please, timeout=PATIENCE)) == [b"x"]
-            assert ends(client.unary_unary("/t.T/Echo"), b"") == (grpc.StatusCode.RESOURCE_EXHAUSTED, "Say please.")
-            failure(list, client.stream_stream("/t.T/EchoAll")(iter([b"x"]), timeout=PATIENCE))
-        until(lambda: "forget" in door.seen, "the connection is gone")
-    assert [seen for seen in door.seen if seen not in {"hold", "release"}] == [
+            assert list(client.stream_stream("/t.T/echo_all")(iter([b"x"]), metadata=please, timeout=PATIENCE)) == [
+                b"x"
+            ]
+            assert ends(client.unary_unary("/t.T/echo"), b"") == (grpc.StatusCode.RESOURCE_EXHAUSTED, "Say please.")
+            failure(list, client.stream_stream("/t.T/echo_all")(iter([b"x"]), timeout=PATIENCE))
+        until(lambda: "forget" in admissions.seen, "the connection is gone")
+    assert [seen for seen in admissions.seen if seen not in {"hold", "release"}] == [
         "connect 127.0.0.1",
-        "admit /t.T/Echo",
-        "admit /t.T/EchoLater",
-        "admit /t.T/EchoAll",
-        "admit /t.T/Echo",
-        "admit /t.T/EchoAll",
+        *[f"admit /t.T/{method}" for method in ("echo", "echo_later", "echo_all", "echo", "echo_all")],
         "forget",
     ]
-    assert (door.seen.count("hold"), door.seen.count("release")) == (1, 2)  # one that waits, and one that lasts
+    assert (admissions.seen.count("hold"), admissions.seen.count("release")) == (
+        1,
+        2,
+    )  # one that waits, and one that lasts
 
 
 class TestDraining:
-    def test_calls_in_flight_are_answered(self) -> None:
-        with serving() as server:
-            turnstile = Turnstile(server)
-
-            async def wait(call: UnaryCall) -> bytes:
-                await turnstile.pass_through()
-                return call.message
-
-            with channel(server.grpc(Methods({b"/t.T/Wait": wait}))) as client:
-                calls = [client.unary_unary("/t.T/Wait").future(b"x", timeout=PATIENCE) for _ in range(3)]
-                turnstile.wait(3)
-                drained = server.begin(server.listener.drain(PATIENCE))
-                turnstile.open()
-                assert [call.result() for call in calls] == [b"x"] * 3
-                assert drained()
-
-    def test_streams_without_end_are_told_to_go_elsewhere(self) -> None:
+    def test_endless_streams_end_with_unavailable(self) -> None:
         async def watch(stream: MessageStream) -> None:
             await stream.send(b"one")
             await asyncio.Event().wait()
 
-        with serving() as server, channel(server.grpc(Methods({}, {b"/t.T/Watch": watch}))) as client:
-            answers = client.unary_stream("/t.T/Watch")(b"", timeout=PATIENCE)
+        with serving() as server, channel(server.grpc(Methods({}, named(watch)))) as client:
+            answers = client.unary_stream("/t.T/watch")(b"", timeout=PATIENCE)
             assert next(answers) == b"one"
             assert server.run(server.listener.drain(PATIENCE))
             error = failure(next, answers)
         assert error.code() is grpc.StatusCode.UNAVAILABLE
-        assert error.details() == "This server is going away: call another one."
-
-    def test_no_call_under_load_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A client with two servers behind it, as in a rolling restart: one leaves, the other takes over.
-
-        What the one that leaves has taken is answered. A call that it has not taken may fail in the client, which is
-        told so (GOAWAY) or cannot connect, and may call the other one.
-        """
-        monkeypatch.setattr(listener, "_IN_TRANSIT", 1.0)  # longer than a busy machine keeps a client from hearing us
-        taken: set[bytes] = set()
-        failures: list[object] = []
-        numbers = itertools.count()
-        answered = 0
-
-        async def take(call: UnaryCall) -> bytes:
-            taken.add(call.message)
-            return await echo_later(call)
-
-        with serving() as staying:
-            port = staying.grpc(METHODS)
-            methods = Methods({b"/t.T/EchoLater": take})
-            with serving() as leaving, channel(leaving.grpc(methods)) as first, channel(port) as second:
-                stop = threading.Event()
-                gone = threading.Event()
-
-                def call() -> None:
-                    nonlocal answered
-                    while not stop.is_set():
-                        message = b"%d" % next(numbers)
-                        target = second if gone.is_set() else first
-                        try:
-                            target.unary_unary("/t.T/EchoLater")(message, timeout=PATIENCE)
-                        except grpc.RpcError as error:
-                            is_told = "refused" in str(error) or "GOAWAY received" in str(error)
-                            if message in taken or target is second or not is_told:
-                                failures.append(error)
-                            gone.set()
-                        else:
-                            answered += 1
-
-                threads = [threading.Thread(target=call) for _ in range(4)]
-                for thread in threads:
-                    thread.start()
-                until(lambda: answered > 200, "there is load")
-                assert leaving.run(leaving.listener.drain(PATIENCE))
-                before = answered
-                until(lambda: answered > before + 50, "the other took over")
-                stop.set()
-                for thread in threads:
-                    thread.join(PATIENCE)
-        assert failures == []
-
-
-def test_h2load_finds_nothing_wrong(tmp_path: Path) -> None:
-    program = shutil.which("h2load")
-    assert program, "h2load is needed: apt-get install nghttp2-client"
-    message = tmp_path / "message"
-    message.write_bytes(framed(b"x" * 40))
-    with serving() as server:
-        url = f"http://127.0.0.1:{server.grpc(METHODS)}/t.T/Echo"
-        command = [program, "-c4", "-m20", "-n5000", "-d", str(message), "-H", "content-type: application/grpc", url]
-        report = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
-    assert "5000 succeeded, 0 failed, 0 errored, 0 timeout" in report
+        assert error.details() == "This server is shutting down: call another one."

@@ -1,11 +1,11 @@
-"""A service without a socket: what it holds on to, and for how long."""
+"""A gRPC service without a socket: its state, and how long it is kept."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from headgate.server.wire.grpc.calls import MessageStream, Methods, UnaryCall
+from headgate.server.wire.grpc.calls import MessageStream, Methods, StreamingMethod, UnaryCall
 from headgate.server.wire.grpc.framing import framed
 from headgate.server.wire.grpc.service import GrpcService
 from headgate.server.wire.http2 import frames
@@ -17,8 +17,6 @@ HEAD = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"api"), (
 
 
 class Connected:
-    """A client that is connected to a service."""
-
     def __init__(self, methods: Methods) -> None:
         connection = Unconnected()
         self.machine, self.service = connection.machine, GrpcService(connection.as_protocol(), methods)
@@ -32,36 +30,33 @@ class Connected:
         self.say(frames.headers(stream, block), frames.data(stream, framed(b""), end=True))
 
 
-def timers() -> list[asyncio.TimerHandle]:
-    """Return those that the loop has yet to run."""
-    loop: Any = asyncio.get_running_loop()
-    return [handle for handle in loop._scheduled if not handle.cancelled()]
-
-
-async def test_a_call_that_is_given_up_leaves_no_timer() -> None:
+def waiting(streaming: StreamingMethod | None = None) -> tuple[Connected, asyncio.Future[bytes]]:
     answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def wait(_: UnaryCall) -> bytes:
         return await answer
 
-    client = Connected(Methods({b"/t.T/Wait": wait}))
+    return Connected(Methods({b"/t.T/Wait": wait}, {b"/t.T/Watch": streaming} if streaming else {})), answer
+
+
+def timers() -> list[asyncio.TimerHandle]:
+    loop: Any = asyncio.get_running_loop()
+    return [handle for handle in loop._scheduled if not handle.cancelled()]
+
+
+async def test_an_abandoned_call_leaves_no_timer() -> None:
+    client, answer = waiting()
     client.call(1, b"/t.T/Wait", (b"grpc-timeout", b"1H"))
     assert len(timers()) == 1
     client.say(frames.reset(1, ErrorCode.CANCEL))
-    assert timers() == []
-    assert client.service.in_flight == 1
+    assert (timers(), client.service.in_flight) == ([], 1)
     answer.set_result(b"")
     await asyncio.sleep(0)
     assert client.service.in_flight == 0
 
 
 async def test_calls_share_a_timer_which_is_set_for_the_first_of_their_deadlines() -> None:
-    answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    async def wait(_: UnaryCall) -> bytes:
-        return await answer
-
-    client = Connected(Methods({b"/t.T/Wait": wait}))
+    client, answer = waiting()
     for stream, timeout in ((1, b"2H"), (3, b"1H"), (5, b"3H"), (7, b"20m")):
         client.call(stream, b"/t.T/Wait", (b"grpc-timeout", timeout))
         assert len(timers()) == 1
@@ -95,32 +90,24 @@ def test_deadlines_of_calls_that_were_answered_do_not_pile_up() -> None:
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
-def test_streams_go_on_until_all_else_is_answered() -> None:
-    """A stream may be what a client decides by, as long as there is something to decide."""
+async def test_streams_go_on_until_all_else_is_answered() -> None:
+    ended = asyncio.Event()
 
-    async def run() -> None:
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        ended = asyncio.Event()
+    async def watch(_: MessageStream) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
 
-        async def wait(_: UnaryCall) -> bytes:
-            return await answer
-
-        async def watch(_: MessageStream) -> None:
-            try:
-                await asyncio.get_running_loop().create_future()
-            finally:
-                ended.set()
-
-        client = Connected(Methods({b"/t.T/Wait": wait}, {b"/t.T/Watch": watch}))
-        client.call(1, b"/t.T/Watch")
-        client.call(3, b"/t.T/Wait")
-        for _ in range(5):
-            client.service.leave()
-            await asyncio.sleep(0)
-        assert client.service.in_flight == 2
-        answer.set_result(b"")
-        await asyncio.sleep(0)
+    client, answer = waiting(watch)
+    client.call(1, b"/t.T/Watch")
+    client.call(3, b"/t.T/Wait")
+    for _ in range(5):
         client.service.leave()
+        await asyncio.sleep(0)
+    assert client.service.in_flight == 2
+    answer.set_result(b"")
+    await asyncio.sleep(0)
+    client.service.leave()
+    async with asyncio.timeout(30):
         await ended.wait()
-
-    asyncio.run(asyncio.wait_for(run(), 30))

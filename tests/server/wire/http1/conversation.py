@@ -1,4 +1,4 @@
-"""A connection of HTTP/1 in a test: what a client sends, what it is answered."""
+"""An HTTP/1 connection in a test: requests in, responses out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ def connection(limits: WireLimits = DEFAULT) -> Http1Connection:
     return Http1Connection(limits, Http1Heads(limits), DateHeader())
 
 
-def asked(machine: Http1Connection, data: bytes, answer: HttpResponse | None = None) -> list[HttpRequest]:
-    """Send bytes, answer each request as it comes, and return all of them."""
+def exchange(machine: Http1Connection, data: bytes, answer: HttpResponse | None = None) -> list[HttpRequest]:
     response = HttpResponse(200, b"yes") if answer is None else answer
     requests: list[HttpRequest] = []
     number = machine.received
@@ -30,10 +29,8 @@ def asked(machine: Http1Connection, data: bytes, answer: HttpResponse | None = N
 
 
 def statuses(outgoing: bytes) -> list[int]:
-    """Return the statuses of responses, in order."""
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", outgoing)]
 
 
 def request(*headers: str, line: str = "POST /check HTTP/1.1", host: str = "Host: api") -> bytes:
-    """Return a head."""
     return "".join([f"{each}\r\n" for each in (line, host, *headers) if each]).encode("latin-1") + b"\r\n"

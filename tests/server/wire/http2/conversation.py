@@ -1,4 +1,4 @@
-"""A client for tests: says anything, and reads what is answered."""
+"""An HTTP/2 client for tests: it sends any bytes, and decodes the reply."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ GREETING = frames.PREFACE + frames.settings([])
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame that was answered."""
-
     kind: int
     flags: int
     stream: int
@@ -33,7 +31,6 @@ class Frame:
 
 
 def split(answer: bytes) -> list[Frame]:
-    """Return the frames of an answer, which must be whole."""
     found = []
     while answer:
         word, flags, stream = frames.read_header(answer, 0)
@@ -55,7 +52,6 @@ def indexed(fields: Headers) -> bytes:
 
 
 def index(number: int) -> bytes:
-    """Return a field that stands in the table."""
     return integer(number, 7, 0x80)
 
 
@@ -77,8 +73,6 @@ class Unconnected:
 
 
 class Conversation:
-    """A connection, by default one that has been greeted."""
-
     def __init__(self, limits: WireLimits = DEFAULT, *, greeting: bytes = GREETING) -> None:
         self.server = Http2Connection(limits)
         self.now = 0.0
@@ -89,19 +83,15 @@ class Conversation:
             self.answer()
 
     def say(self, *data: bytes) -> list[Event]:
-        """Send bytes; return what came of them."""
         return self.server.receive(b"".join(data), self.now)
 
     def open(self, stream: int, *, end: bool = False, block: bytes = BLOCK) -> list[Event]:
-        """Begin a request."""
         return self.say(frames.headers(stream, block, end=end))
 
     def answer(self) -> list[Frame]:
-        """Take the frames that were answered."""
         return split(self.server.streams.outgoing())
 
     def fields(self, frame: Frame) -> Headers:
-        """Return what a HEADERS frame says."""
         return [(name, value) for name, value in self.decoder.decode(frame.payload, raw=True)]
 
     def reset_with(self) -> list[tuple[int, ErrorCode]]:
@@ -122,17 +112,14 @@ class Conversation:
         return ErrorCode(frames.word(last.payload[4:]))
 
     def is_alive(self) -> bool:
-        """Whether the connection still answers."""
         events = self.say(frames.ping(b"are you?"))
         return events == [] and Frame(frames.PING, frames.ACK, 0, b"are you?") in self.answer()
 
 
 def opened(event: Event) -> Opened:
-    """Return an event that must be this."""
     assert isinstance(event, Opened)
     return event
 
 
 def body(events: list[Event], stream: int) -> bytes:
-    """Return the data of a stream."""
     return b"".join(event.data for event in events if isinstance(event, Received) and event.stream == stream)

@@ -1,4 +1,4 @@
-"""What a transport adds to the machine of HTTP/2: patience, back-pressure, and an end."""
+"""HTTP/2 on transports: deadlines, back-pressure, and closing."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from contextlib import contextmanager
 import pytest
 from h2.events import ConnectionTerminated, DataReceived, StreamEnded, StreamReset
 
-from headgate.server.wire.grpc.calls import MessageStream, Methods, UnaryCall
+from headgate.server.wire.grpc.calls import MessageStream, Methods
 from headgate.server.wire.grpc.framing import framed
 from headgate.server.wire.http2 import frames
 from headgate.server.wire.http2.hpack import encode
 from headgate.server.wire.http2.protocol import _TURN, Http2Protocol
 from headgate.server.wire.limits import DEFAULT, WireLimits
 from headgate.server.wire.messages import HttpRequest, HttpResponse
-from tests.server.wire.serving import PATIENCE, Http2Client, Server, Turnstile, curl, read_all, serving
-from tests.server.wire.test_listener import Bouncer
+from tests.server.wire.serving import PATIENCE, Admissions, Http2Client, Server, curl, read_all, serving, waiting
 from tests.servers import until
 
 WIDE = 2**31 - 1
+GRPC = {"content-type": "application/grpc"}
 
 
 def widen(client: Http2Client) -> None:
-    """Take everything as far as HTTP/2 is concerned: what holds it back is that nobody reads from the socket."""
+    """Open the windows of HTTP/2, so only the unread socket holds data back."""
     client.machine.increment_flow_control_window(WIDE - 65_535)
     client.flush()
 
@@ -37,8 +37,8 @@ async def much(_: HttpRequest) -> HttpResponse:
 
 
 def test_the_host_is_a_header_as_in_the_older_version() -> None:
-    async def host(asked: HttpRequest) -> HttpResponse:
-        return HttpResponse(200, b"", ((b"x-host", asked.header(b"host") or b""), (b"x-path", asked.path)))
+    async def host(arrived: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, b"", ((b"x-host", arrived.header(b"host") or b""), (b"x-path", arrived.path)))
 
     with serving() as server, Http2Client(server.http(host)) as client:
         for number in range(200):
@@ -47,25 +47,22 @@ def test_the_host_is_a_header_as_in_the_older_version() -> None:
 
 
 class TestBodies:
-    LIMITS = WireLimits(body_bytes=10)
-
-    def test_one_that_says_it_is_too_long_is_refused_at_once(self) -> None:
-        with serving(self.LIMITS) as server, Http2Client(server.http()) as client:
+    def test_one_that_is_too_long_is_refused_as_soon_as_that_is_known(self) -> None:
+        with serving(WireLimits(body_bytes=10)) as server, Http2Client(server.http()) as client:
             stream = client.ask("/", {"content-length": "11"})
             assert client.head(stream)[":status"] == "413"
+            for pieces in ([b"x" * 11], [b"x" * 6, b"x" * 5], [b"x"] * 11):
+                stream = client.ask("/")
+                for piece in pieces:
+                    client.machine.send_data(stream, piece)
+                client.flush()
+                assert client.head(stream)[":status"] == "413", pieces
 
-    @pytest.mark.parametrize("pieces", [[b"x" * 11], [b"x" * 6, b"x" * 5], [b"x"] * 11])
-    def test_one_that_becomes_too_long_is_refused(self, pieces: list[bytes]) -> None:
-        with serving(self.LIMITS) as server, Http2Client(server.http()) as client:
-            stream = client.ask("/")
-            for piece in pieces:
-                client.machine.send_data(stream, piece)
-            client.flush()
-            assert client.head(stream)[":status"] == "413"
-
-    def test_one_in_many_pieces_is_put_together(self) -> None:
+    def test_a_body_in_many_pieces_is_joined_and_an_abandoned_one_is_dropped(self) -> None:
         with serving() as server, Http2Client(server.http()) as client:
-            stream = client.ask("/")
+            given_up, stream = client.ask("/given-up"), client.ask("/")
+            client.send(given_up, b"a bit")
+            client.machine.reset_stream(given_up)
             for number in range(2000):
                 client.machine.send_data(stream, b"%d" % (number % 10), end_stream=number == 1999)
             client.flush()
@@ -73,35 +70,21 @@ class TestBodies:
             data = b"".join([event.data or b"" for event in client.events if isinstance(event, DataReceived)])
             assert data == b"POST /  " + b"0123456789" * 200
 
-    def test_one_that_is_given_up_is_forgotten(self) -> None:
-        with serving() as server, Http2Client(server.http()) as client:
-            stream = client.ask("/")
-            client.send(stream, b"a bit")
-            client.machine.reset_stream(stream)
-            other = client.ask("/other", end=True)
-            assert client.head(other)[":status"] == "200"
-
 
 class TestPatience:
-    def test_an_idle_connection_is_told_and_closed(self) -> None:
-        with serving() as server, Http2Client(server.http()) as client:
-            client.head(client.ask("/", end=True))
-            client.until_settled()
-            server.pass_time(DEFAULT.idle_time + 1)
-            assert client.until(ConnectionTerminated).error_code == 0
-            assert read_all(client.socket) == b""
-
-    def test_a_client_that_opens_no_window_is_closed(self) -> None:
+    def test_idle_connections_and_those_that_open_no_window_are_closed_with_goaway(self) -> None:
         with serving() as server:
             port = server.http()
-            with Http2Client(port, initial_window_size=0) as client:
-                client.head(client.ask("/", end=True))
-                client.until_settled()
-                server.pass_time(DEFAULT.write_time + 1)
-                client.until(ConnectionTerminated)
-                assert curl(f"http://127.0.0.1:{port}/") == "GET /  "
+            for window, seconds in ((65_535, DEFAULT.idle_time), (0, DEFAULT.write_time)):
+                with Http2Client(port, initial_window_size=window) as client:
+                    client.head(client.ask("/", end=True))
+                    client.until_settled()
+                    server.pass_time(seconds + 1)
+                    assert client.until(ConnectionTerminated).error_code == 0
+                    assert read_all(client.socket) == b""
+            assert curl(f"http://127.0.0.1:{port}/") == "GET /  "
 
-    def test_while_much_waits_for_a_window_no_more_is_begun(self) -> None:
+    def test_while_much_data_waits_for_a_window_requests_are_refused(self) -> None:
         limits = WireLimits(outgoing_bytes=150_000)
         with serving(limits) as server, Http2Client(server.http(much), initial_window_size=0) as client:
             for _ in range(2):
@@ -133,12 +116,12 @@ class TestPatience:
             assert registry._timer is not None
             registry._timer.cancel()  # it would look in between, at what is the past by then
             for connection in list(registry.connections):
-                connection.look(server.loop.time() + later)
+                connection.enforce_timeouts(server.loop.time() + later)
 
         with serving() as server:
             port = server.grpc(Methods({}, {b"/t.T/Steady": steady}))
             with Http2Client(port, initial_window_size=1000) as client:
-                stream = client.ask("/t.T/Steady", {"content-type": "application/grpc"})
+                stream = client.ask("/t.T/Steady", GRPC)
                 for count in range(10):
                     client.until(DataReceived)
                     client.events = [event for event in client.events if not isinstance(event, DataReceived)]
@@ -166,21 +149,14 @@ def is_paused(server: Server) -> bool:
 
 
 def test_a_client_that_ends_its_half_is_still_answered_and_then_closed() -> None:
-    with serving() as server:
-        turnstile = Turnstile(server)
-
-        async def wait(_: HttpRequest) -> HttpResponse:
-            await turnstile.pass_through()
-            return HttpResponse(200, b"late")
-
-        with Http2Client(server.http(wait)) as client:
-            stream = client.ask("/", end=True)
-            turnstile.wait()
-            client.socket.shutdown(socket.SHUT_WR)
-            turnstile.open()
-            while data := client.socket.recv(65536):
-                client.events += client.machine.receive_data(data)
-            assert any(isinstance(event, StreamEnded) and event.stream_id == stream for event in client.events)
+    with waiting() as (server, latch), Http2Client(server.http(latch.answer)) as client:
+        stream = client.ask("/", end=True)
+        latch.wait()
+        client.socket.shutdown(socket.SHUT_WR)
+        latch.open()
+        while data := client.socket.recv(65536):
+            client.events += client.machine.receive_data(data)
+        assert any(isinstance(event, StreamEnded) and event.stream_id == stream for event in client.events)
 
 
 @contextmanager
@@ -206,7 +182,6 @@ class TestTurns:
     MANY = 3000
 
     def flood(self, client: Http2Client) -> bytes:
-        """Return many requests of one client, about 100 KB."""
         block = encode([(b":method", b"GET"), (b":scheme", b"http"), (b":authority", b"api"), (b":path", b"/flood")])
         first = client.machine.get_next_available_stream_id()
         return b"".join([frames.headers(first + 2 * number, block, end=True) for number in range(self.MANY)])
@@ -241,14 +216,14 @@ class TestTurns:
             answers = read_all(client.socket)
             assert answers.count(encode([(b":status", b"200")])[:1] + b"\x0f\x12\x1d") == self.MANY
 
-    def test_a_client_that_sends_much_and_goes_away_is_forgotten(self) -> None:
+    def test_a_client_that_sends_much_and_leaves_is_removed(self) -> None:
         with serving() as server:
             with Http2Client(server.http(much)) as client:
                 client.socket.sendall(self.flood(client))
             until(lambda: server.listener.connections == 0, "it is gone")
 
     def test_after_the_last_turn_a_client_that_does_not_take_the_answer_is_not_read_from(self) -> None:
-        """With the loop of asyncio, which tells within the turn that writing pauses."""
+        """With the loop of asyncio, which reports within the turn that writing pauses."""
         unknown = frames.frame(0xFA, 0, 0, bytes(_TURN - 9))  # a turn of its own, and nothing to answer
         states: list[bool] = []
 
@@ -294,7 +269,7 @@ def test_a_connection_that_is_gone_leaves_nothing_for_the_collector_of_garbage(i
         try:
             before = count()
             with Http2Client(port) as client:
-                client.head(client.ask("/t.T/Wait", {"content-type": "application/grpc"}, end=True))
+                client.head(client.ask("/t.T/Wait", GRPC, end=True))
                 assert count() > before
             until(lambda: count() == before, "it is forgotten")
         finally:
@@ -302,68 +277,50 @@ def test_a_connection_that_is_gone_leaves_nothing_for_the_collector_of_garbage(i
 
 
 @pytest.mark.parametrize("is_grpc", [False, True], ids=["HTTP", "gRPC"])
-def test_what_runs_for_a_client_that_is_gone_ends_quietly(is_grpc: object) -> None:
-    door = Bouncer()
-    with serving(admit=door.admission) as server:
-        turnstile = Turnstile(server)
-
-        async def wait(_: HttpRequest) -> HttpResponse:
-            await turnstile.pass_through()
-            return HttpResponse(200)
-
-        async def call(_: UnaryCall) -> bytes:
-            await turnstile.pass_through()
-            return b""
-
-        port = server.grpc(Methods({b"/t.T/Call": call})) if is_grpc else server.http(wait)
+def test_handlers_of_a_client_that_has_left_end_quietly(is_grpc: object) -> None:
+    admissions = Admissions()
+    with waiting(admissions.admission) as (server, latch):
+        call, answer = Methods({b"/t.T/Call": latch.call}), latch.answer
+        port = server.grpc(call) if is_grpc else server.http(answer)
         with Http2Client(port) as client:
-            headers = {"content-type": "application/grpc", "please": "yes", "grpc-timeout": "1H"}
+            headers = GRPC | {"please": "yes", "grpc-timeout": "1H"}
             streams = [client.ask("/t.T/Call", headers) for _ in range(2)]
             for stream in streams:
                 client.send(stream, framed(b""), end=True)
-            turnstile.wait(2)
+            latch.wait(2)
             client.machine.reset_stream(streams[0])
             client.flush()
         until(lambda: server.listener.connections == 0, "it is gone")
-        assert "forget" not in door.seen
-        turnstile.open()
-        until(lambda: door.seen[-3:] == ["release", "release", "forget"], "all is released")
+        assert "forget" not in admissions.seen
+        latch.open()
+        until(lambda: admissions.seen[-3:] == ["release", "release", "forget"], "all is released")
 
 
-class TestStreamingUnderPressure:
-    def test_a_method_waits_for_a_client_that_does_not_read(self) -> None:
-        """And is cancelled when that takes too long."""
-        seen: list[str] = []
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_method_waits_for_a_client_that_does_not_read_and_is_cancelled_when_that_takes_too_long(
+    reads: object,
+) -> None:
+    seen: list[str] = []
 
-        async def endless(stream: MessageStream) -> None:
-            try:
-                while True:
-                    await stream.send(b"x" * 100_000)
-                    seen.append("sent")
-            except asyncio.CancelledError:
-                seen.append("cancelled")
-                raise
+    async def lots(stream: MessageStream) -> None:
+        try:
+            for _ in range(300 if reads else 1_000_000):
+                await stream.send(b"x" * 100_000)
+                seen.append("sent")
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
 
-        with serving(WireLimits(outgoing_bytes=200_000)) as server:
-            port = server.grpc(Methods({}, {b"/t.T/Endless": endless}))
-            with Http2Client(port, initial_window_size=WIDE) as client:
-                widen(client)
-                client.ask("/t.T/Endless", {"content-type": "application/grpc"})
-                until(lambda: is_paused(server), "it is not read from")
+    with serving(WireLimits(outgoing_bytes=200_000)) as server:
+        port = server.grpc(Methods({}, {b"/t.T/Lots": lots}))
+        with Http2Client(port, initial_window_size=WIDE) as client:
+            widen(client)
+            stream = client.ask("/t.T/Lots", GRPC)
+            until(lambda: is_paused(server), "it is not read from")
+            if reads:
+                client.until(StreamEnded, stream)
+                assert client.trailers(stream)["grpc-status"] == "0"
+            else:
                 server.pass_time(DEFAULT.write_time + 1)
                 until(lambda: "cancelled" in seen, "it is given up")
                 assert len(seen) < 1000
-
-    def test_a_method_goes_on_when_the_client_reads_again(self) -> None:
-        async def lots(stream: MessageStream) -> None:
-            for _ in range(300):
-                await stream.send(b"x" * 100_000)
-
-        with serving(WireLimits(outgoing_bytes=200_000)) as server:
-            port = server.grpc(Methods({}, {b"/t.T/Lots": lots}))
-            with Http2Client(port, initial_window_size=WIDE) as client:
-                widen(client)
-                stream = client.ask("/t.T/Lots", {"content-type": "application/grpc"})
-                until(lambda: is_paused(server), "it is not read from")
-                client.until(StreamEnded, stream)
-                assert client.trailers(stream)["grpc-status"] == "0"

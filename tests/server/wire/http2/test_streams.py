@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,14 +19,21 @@ from headgate.server.wire.http2.frames import (
     Setting,
 )
 from headgate.server.wire.http2.hpack import encode
-from headgate.server.wire.http2.streams import CONNECTION_WINDOW, HELD, STREAM_WINDOW, Aborted, Received, Writable
+from headgate.server.wire.http2.streams import (
+    CONNECTION_WINDOW,
+    HELD,
+    STREAM_WINDOW,
+    Aborted,
+    Received,
+    Streams,
+    Writable,
+)
 from tests.server.wire.http2.conversation import BLOCK, OK, Conversation, Frame
 
 FULL = b"x" * frames.FRAME_SIZE
 
 
 def granted(client: Conversation, stream: int) -> int:
-    """Take the answer; return by how much it widens a window."""
     return sum(
         frames.word(frame.payload)
         for frame in client.answer()
@@ -35,178 +41,125 @@ def granted(client: Conversation, stream: int) -> int:
     )
 
 
-def test_a_body_comes_in_parts() -> None:
+def begun(*, end: bool = False, withheld: bool = False) -> tuple[Conversation, Streams]:
     client = Conversation()
-    client.open(1)
-    assert client.say(frames.data(1, b"ab")) == [Received(1, b"ab", False)]
-    assert client.say(frames.data(1, b"c", end=True)) == [Received(1, b"c", True)]
+    client.open(1, end=end)
+    if withheld:
+        client.server.streams.withhold(1)
+    return client, client.server.streams
 
 
-@pytest.mark.parametrize("payload", [b"", b"body"])
-def test_a_body_comes_at_once(payload: bytes) -> None:
-    client = Conversation()
-    client.open(1)
-    assert client.say(frames.data(1, payload, end=True)) == [Received(1, payload, True)]
+def test_a_body_comes_at_once_or_in_parts() -> None:
+    for parts in ([b""], [b"body"], [b"ab", b"c"]):
+        client, _ = begun()
+        for part in parts[:-1]:
+            assert client.say(frames.data(1, part)) == [Received(1, part, False)]
+        assert client.say(frames.data(1, parts[-1], end=True)) == [Received(1, parts[-1], True)]
 
 
-def test_padding_is_taken_off_and_counts_for_the_window() -> None:
-    client = Conversation()
-    client.open(1)
-    before = client.server.streams.credit
+def test_padding_is_taken_off_and_counts_for_the_window_and_there_is_no_more_of_it_than_frame() -> None:
+    client, streams = begun()
+    before = streams.credit
     padded = frames.frame(DATA, PADDED | END_STREAM, 1, b"\x04body\0\0\0\0")
     assert client.say(padded) == [Received(1, b"body", True)]
-    assert before - client.server.streams.credit == 9
+    assert before - streams.credit == 9
+    for payload in (b"", b"\x01", b"\x05body", b"\xff" + b"x" * 254):
+        client, _ = begun()
+        client.say(frames.frame(DATA, PADDED, 1, payload))
+        assert client.gave_up() is ErrorCode.PROTOCOL_ERROR, payload
 
 
-@pytest.mark.parametrize("payload", [b"", b"\x01", b"\x05body", b"\xff" + b"x" * 254])
-def test_more_padding_than_frame_ends_the_connection(payload: bytes) -> None:
-    client = Conversation()
-    client.open(1)
-    client.say(frames.frame(DATA, PADDED, 1, payload))
-    assert client.gave_up() is ErrorCode.PROTOCOL_ERROR
-
-
-@pytest.mark.parametrize(
-    ("length", "parts", "accepted"),
-    [
-        (3, [b"abc"], True),
-        (3, [b"a", b"bc"], True),
-        (3, [b"abc", b""], True),
-        (0, [b""], True),
-        (3, [b"ab"], False),
-        (3, [b"abcd"], False),
-        (3, [b"abcd", b""], False),
-        (3, [b"a", b""], False),
+def test_a_body_is_as_long_as_its_content_length() -> None:
+    for length, parts, accepted in (
+        *((3, [b"abc"], True), (3, [b"a", b"bc"], True), (3, [b"abc", b""], True), (0, [b""], True)),
+        *((3, [b"ab"], False), (3, [b"abcd"], False), (3, [b"abcd", b""], False), (3, [b"a", b""], False)),
         (0, [b"a"], False),
-    ],
-)
-def test_a_body_is_as_long_as_its_content_length(length: int, parts: list[bytes], accepted: bool) -> None:  # noqa: FBT001
-    client = Conversation()
-    for stream in (1, 3):  # the second by the shorter way
-        client.open(stream, block=BLOCK + encode([(b"content-length", str(length).encode())]))
-        *first, last = parts
-        events = client.say(*(frames.data(stream, part) for part in first), frames.data(stream, last, end=True))
-        assert (Aborted(stream) not in events) is accepted
-        assert client.reset_with() == ([] if accepted else [(stream, ErrorCode.PROTOCOL_ERROR)])
+    ):
+        client = Conversation()
+        for stream in (1, 3):  # the second by the shorter way
+            client.open(stream, block=BLOCK + encode([(b"content-length", str(length).encode())]))
+            *first, last = parts
+            events = client.say(*(frames.data(stream, part) for part in first), frames.data(stream, last, end=True))
+            assert (Aborted(stream) not in events) is accepted, parts
+            assert client.reset_with() == ([] if accepted else [(stream, ErrorCode.PROTOCOL_ERROR)]), parts
+    client.open(5, block=BLOCK + encode([(b"content-length", b"3")]))
+    assert client.say(frames.headers(5, b"", end=True)) == [Aborted(5)], "trailers before the content is complete"
 
 
-def test_trailers_before_the_content_is_complete_are_malformed() -> None:
-    client = Conversation()
-    client.open(1, block=BLOCK + encode([(b"content-length", b"3")]))
-    assert client.say(frames.headers(1, b"", end=True)) == [Aborted(1)]
-
-
-def test_data_after_the_end_resets_the_stream() -> None:
-    client = Conversation()
-    client.open(1, end=True)
+def test_data_after_the_end_resets_the_stream_and_after_the_answer_ends_the_connection() -> None:
+    client, _ = begun(end=True)
     assert client.say(frames.data(1, b"x", end=True)) == [Aborted(1)]
     assert client.reset_with() == [(1, ErrorCode.STREAM_CLOSED)]
-
-
-def test_data_of_a_stream_that_was_answered_ends_the_connection() -> None:
-    client = Conversation()
-    client.open(1, end=True)
-    client.server.streams.respond(1, OK, b"")
+    client, streams = begun(end=True)
+    streams.respond(1, OK, b"")
     client.say(frames.data(1, b"x"))
     assert client.gave_up() is ErrorCode.STREAM_CLOSED
 
 
-def test_an_answer_before_the_end_of_the_request_asks_to_stop_and_overlooks_the_rest() -> None:
+def test_an_early_response_stops_the_request_and_ignores_the_rest() -> None:
     """RFC 9113 section 8.1: without an error."""
-    client = Conversation()
-    client.open(1)
-    client.server.streams.respond(1, OK, b"")
+    client, streams = begun()
+    streams.respond(1, OK, b"")
     assert client.reset_with() == [(1, ErrorCode.NO_ERROR)]
     assert client.say(frames.data(1, b"x"), frames.data(1, b"y", end=True)) == []
     assert client.is_alive()
 
 
-def test_both_windows_are_given_back_lazily() -> None:
-    client = Conversation()
-    client.open(1)
-    sent, stream_grants, connection_grants = 0, 0, 0
-    while sent < 4 * CONNECTION_WINDOW:
+def test_both_windows_are_replenished_lazily() -> None:
+    client, _ = begun()
+    count = 4 * CONNECTION_WINDOW // len(FULL)
+    grants = []
+    for _ in range(count):
         client.say(frames.data(1, FULL))
-        sent += len(FULL)
-        answer = client.answer()
-        stream_grants += sum(frame.stream == 1 for frame in answer)
-        connection_grants += sum(frame.stream == 0 for frame in answer)
-        assert all(frame.kind == WINDOW_UPDATE for frame in answer)
-    assert stream_grants == sent // (STREAM_WINDOW // 2)
-    assert connection_grants <= sent // (CONNECTION_WINDOW // 2)
+        grants += client.answer()
+    assert {frame.kind for frame in grants} == {WINDOW_UPDATE}
+    assert sum(frame.stream == 1 for frame in grants) == count * len(FULL) // (STREAM_WINDOW // 2)
+    assert sum(frame.stream == 0 for frame in grants) <= count * len(FULL) // (CONNECTION_WINDOW // 2)
 
 
-def test_data_that_is_withheld_stops_at_the_window_of_the_stream() -> None:
-    client = Conversation()
-    client.open(1)
-    client.server.streams.withhold(1)
+def test_data_that_is_withheld_stops_at_the_window_of_the_stream_and_other_streams_go_on() -> None:
+    client, _ = begun(withheld=True)
     for _ in range(STREAM_WINDOW // len(FULL)):
         assert client.say(frames.data(1, FULL)) == [Received(1, FULL, False)]
     assert granted(client, 1) == 0
+    client.open(3)
+    for _ in range(100):
+        assert client.say(frames.data(3, FULL)) == [Received(3, FULL, False)]
+    client.answer()
     assert client.say(frames.data(1, b"x")) == [Aborted(1)]
     assert client.reset_with() == [(1, ErrorCode.FLOW_CONTROL_ERROR)]
 
 
-def test_what_is_acknowledged_may_be_sent_again() -> None:
-    client = Conversation()
-    client.open(1)
-    client.server.streams.withhold(1)
+def test_acknowledged_data_replenishes_the_window() -> None:
+    client, streams = begun(withheld=True)
     client.say(*[frames.data(1, FULL)] * (STREAM_WINDOW // len(FULL)))
     client.answer()
-    client.server.streams.acknowledge(1, 100)
+    streams.acknowledge(1, 100)
     assert granted(client, 1) == 0  # not for so little
-    client.server.streams.acknowledge(1, STREAM_WINDOW // 2)
+    streams.acknowledge(1, STREAM_WINDOW // 2)
     assert granted(client, 1) == STREAM_WINDOW // 2 + 100
-    client.server.streams.acknowledge(1, 1 << 40)  # more than there was
-    assert client.server.streams.held == 0
+    streams.acknowledge(1, 1 << 40)  # more than there was
+    assert streams.held == 0
     assert granted(client, 1) <= STREAM_WINDOW
 
 
-def test_a_whole_body_is_held_too_if_it_is_withheld() -> None:
-    client = Conversation()
-    client.open(1)
-    client.server.streams.withhold(1)
-    client.say(frames.data(1, FULL, end=True))
-    assert client.server.streams.held == len(FULL)
-
-
-def test_no_window_is_given_back_after_the_end() -> None:
-    client = Conversation()
-    client.open(1)
-    client.server.streams.withhold(1)
+def test_no_window_is_replenished_after_the_end_and_held_data_goes_with_the_stream() -> None:
+    client, streams = begun(withheld=True)
     client.say(*[frames.data(1, FULL)] * 10, frames.data(1, b"", end=True))
-    client.server.streams.acknowledge(1, 10 * len(FULL))
-    assert client.server.streams.held == 0
-    assert granted(client, 1) == 0
-
-
-def test_a_stream_that_ends_before_all_is_acknowledged_gives_it_back() -> None:
-    client = Conversation()
-    client.open(1)
-    client.server.streams.withhold(1)
+    streams.acknowledge(1, 10 * len(FULL))
+    assert (streams.held, granted(client, 1)) == (0, 0)
+    client, streams = begun(withheld=True)
     client.say(frames.data(1, FULL), frames.data(1, FULL, end=True))
-    assert client.server.streams.held == 2 * len(FULL)
-    client.server.streams.acknowledge(1, 100)
-    client.server.streams.respond(1, OK, b"")
-    assert client.server.streams.held == 0
-    assert not client.server.streams.open
-
-
-def test_a_stream_that_is_withheld_does_not_stop_others() -> None:
-    client = Conversation()
-    client.open(1)
-    client.server.streams.withhold(1)
-    client.say(*[frames.data(1, FULL)] * (STREAM_WINDOW // len(FULL)))
-    client.open(3)
-    for _ in range(100):
-        assert client.say(frames.data(3, FULL)) == [Received(3, FULL, False)]
+    assert streams.held == 2 * len(FULL)
+    streams.acknowledge(1, 100)
+    streams.respond(1, OK, b"")
+    assert (streams.held, [*streams.open]) == (0, [])
 
 
 def test_a_client_that_overruns_the_window_of_the_connection_is_cut_off() -> None:
-    """Frames that come at once, before any window can be given back, are within it; so the credit is set low here."""
-    client = Conversation()
-    client.open(1)
-    client.server.streams.credit = 10
+    """The credit is set low, since frames that arrive at once cannot exceed the usual one."""
+    client, streams = begun()
+    streams.credit = 10
     client.say(frames.data(1, b"x" * 11, end=True))
     assert client.gave_up() is ErrorCode.FLOW_CONTROL_ERROR
 
@@ -227,21 +180,20 @@ def test_unfinished_bodies_are_bounded_together() -> None:
     assert client.is_alive()
 
 
-def test_a_stream_that_goes_gives_back_what_it_held() -> None:
+def test_a_closed_stream_releases_its_held_data() -> None:
     client = Conversation()
-    for stream, ending in ((1, "reset"), (3, "end"), (5, "trailers"), (7, "answer")):
+    for stream, last in (
+        (1, frames.reset(1, ErrorCode.CANCEL)),
+        (3, frames.data(3, b"", end=True)),
+        (5, frames.headers(5, b"", end=True)),
+        (7, b""),
+    ):
         client.open(stream)
         client.say(frames.data(stream, FULL))
         assert client.server.streams.held == len(FULL)
-        match ending:
-            case "reset":
-                client.say(frames.reset(stream, ErrorCode.CANCEL))
-            case "end":
-                client.say(frames.data(stream, b"", end=True))
-            case "trailers":
-                client.say(frames.headers(stream, b"", end=True))
-            case _:
-                client.server.streams.respond(stream, OK, b"")
+        client.say(last)
+        if not last:
+            client.server.streams.respond(stream, OK, b"")
         assert client.server.streams.held == 0
 
 
@@ -278,71 +230,58 @@ def data_of(answer: list[Frame], stream: int = 1) -> bytes:
     return b"".join(frame.payload for frame in answer if frame.kind == DATA and frame.stream == stream)
 
 
-@pytest.mark.parametrize(
-    ("body", "trailers", "expected"),
-    [
+def test_a_response_has_as_few_frames_as_possible() -> None:
+    head, data, trailers = (
+        Frame(HEADERS, END_HEADERS, 1, OK),
+        Frame(DATA, 0, 1, b"abc"),
+        Frame(HEADERS, LAST, 1, TRAILERS),
+    )
+    for body, block, expected in (
         (b"", b"", [Frame(HEADERS, LAST, 1, OK)]),
-        (b"abc", b"", [Frame(HEADERS, END_HEADERS, 1, OK), Frame(DATA, END_STREAM, 1, b"abc")]),
-        (b"", TRAILERS, [Frame(HEADERS, END_HEADERS, 1, OK), Frame(HEADERS, LAST, 1, TRAILERS)]),
-        (
-            b"abc",
-            TRAILERS,
-            [Frame(HEADERS, END_HEADERS, 1, OK), Frame(DATA, 0, 1, b"abc"), Frame(HEADERS, LAST, 1, TRAILERS)],
-        ),
-    ],
-)
-@pytest.mark.parametrize("window", [DEFAULT_WINDOW, 0])
-def test_a_response_is_as_few_frames_as_it_needs(
-    window: int, body: bytes, trailers: bytes, expected: list[Frame]
-) -> None:
-    client = Conversation(greeting=greeting(window))
-    client.open(1, end=True)
-    client.server.streams.respond(1, OK, body, trailers)
-    answer = client.answer()
-    if window == 0 and body:
-        assert client.server.streams.waiting == len(body)
-        assert client.say(frames.window_update(1, 1000)) == []
-        answer += client.answer()
-    assert answer == expected
-    assert not client.server.streams.open
-    assert client.server.streams.waiting == 0
+        (b"abc", b"", [head, Frame(DATA, END_STREAM, 1, b"abc")]),
+        (b"", TRAILERS, [head, trailers]),
+        (b"abc", TRAILERS, [head, data, trailers]),
+    ):
+        for window in (DEFAULT_WINDOW, 0):
+            client = Conversation(greeting=greeting(window))
+            client.open(1, end=True)
+            streams = client.server.streams
+            streams.respond(1, OK, body, block)
+            answer = client.answer()
+            if window == 0 and body:
+                assert streams.waiting == len(body)
+                assert client.say(frames.window_update(1, 1000)) == []
+                answer += client.answer()
+            assert answer == expected
+            assert (streams.waiting, [*streams.open]) == (0, [])
 
 
 def test_a_response_in_parts_is_the_same() -> None:
-    client = Conversation()
-    client.open(1, end=True)
-    client.server.streams.send_headers(1, OK, end=False)
-    client.server.streams.send_data(1, b"ab", end=False)
-    client.server.streams.send_data(1, b"", end=False)
-    client.server.streams.send_data(1, b"", end=True)
-    client.server.streams.send_data(1, b"after the end", end=True)
-    client.server.streams.send_headers(1, TRAILERS, end=True)
-    assert client.answer() == [
-        Frame(HEADERS, END_HEADERS, 1, OK),
-        Frame(DATA, 0, 1, b"ab"),
-        Frame(DATA, END_STREAM, 1, b""),
-    ]
+    client, streams = begun(end=True)
+    streams.send_headers(1, OK, end=False)
+    for part, end in ((b"ab", False), (b"", False), (b"", True), (b"after the end", True)):
+        streams.send_data(1, part, end=end)
+    streams.send_headers(1, TRAILERS, end=True)
+    data = Frame(DATA, 0, 1, b"ab"), Frame(DATA, END_STREAM, 1, b"")
+    assert client.answer() == [Frame(HEADERS, END_HEADERS, 1, OK), *data]
 
 
-@pytest.mark.parametrize("end", ["data", "empty data", "trailers"])
-def test_the_end_waits_for_the_data_before_it(end: str) -> None:
-    client = Conversation(greeting=greeting(2))
-    client.open(1, end=True)
-    client.server.streams.send_headers(1, OK, end=False)
-    client.server.streams.send_data(1, b"abc", end=end == "data")
-    if end == "empty data":
-        client.server.streams.send_data(1, b"", end=True)
-    if end == "trailers":
-        client.server.streams.send_headers(1, TRAILERS, end=True)
-    assert client.answer()[1:] == [Frame(DATA, 0, 1, b"ab")]
-    assert len(client.server.streams.open) == 1
-    assert client.say(frames.window_update(1, 1)) == []
-    assert client.answer() == (
-        [Frame(DATA, 0, 1, b"c"), Frame(HEADERS, LAST, 1, TRAILERS)]
-        if end == "trailers"
-        else [Frame(DATA, END_STREAM, 1, b"c")]
-    )
-    assert not client.server.streams.open
+def test_the_end_waits_for_the_data_before_it() -> None:
+    for end in ("data", "empty data", "trailers"):
+        client = Conversation(greeting=greeting(2))
+        client.open(1, end=True)
+        streams = client.server.streams
+        streams.send_headers(1, OK, end=False)
+        streams.send_data(1, b"abc", end=end == "data")
+        if end == "empty data":
+            streams.send_data(1, b"", end=True)
+        if end == "trailers":
+            streams.send_headers(1, TRAILERS, end=True)
+        assert (client.answer()[1:], len(streams.open)) == ([Frame(DATA, 0, 1, b"ab")], 1), end
+        assert client.say(frames.window_update(1, 1)) == []
+        rest = [Frame(DATA, 0, 1, b"c"), Frame(HEADERS, LAST, 1, TRAILERS)]
+        assert client.answer() == (rest if end == "trailers" else [Frame(DATA, END_STREAM, 1, b"c")]), end
+        assert not streams.open
 
 
 def test_frames_are_no_larger_than_the_client_takes() -> None:
@@ -350,14 +289,9 @@ def test_frames_are_no_larger_than_the_client_takes() -> None:
     client.open(1, end=True)
     block = OK + encode([(b"x", b"y" * 30_000)])
     client.server.streams.respond(1, block, b"z" * 50_000)
-    answer = client.answer()
-    assert [(frame.kind, len(frame.payload)) for frame in answer] == [
-        (HEADERS, 20_000),
-        (CONTINUATION, len(block) - 20_000),
-        (DATA, 20_000),
-        (DATA, 20_000),
-        (DATA, 10_000),
-    ]
+    sizes = [(frame.kind, len(frame.payload)) for frame in client.answer()]
+    assert sizes[:2] == [(HEADERS, 20_000), (CONTINUATION, len(block) - 20_000)]
+    assert sizes[2:] == [(DATA, 20_000), (DATA, 20_000), (DATA, 10_000)]
 
 
 def test_the_window_of_the_connection_is_shared_in_turns() -> None:
@@ -374,67 +308,45 @@ def test_the_window_of_the_connection_is_shared_in_turns() -> None:
     assert served[:4] == [3, 5, 3, 5]
 
 
-def test_whole_responses_use_up_the_window_of_the_connection() -> None:
-    client = Conversation(greeting=greeting(1 << 20))
-    for stream in (1, 3, 5, 7, 9):
-        client.open(stream, end=True)
-        client.server.streams.respond(stream, OK, b"x" * 16_000)
-    assert client.server.streams.waiting == 5 * 16_000 - DEFAULT_WINDOW
-    assert len(client.server.streams.open) == 1
+def test_headers_amid_data_are_trailers() -> None:
+    """A response that is too late does not break the frames."""
+    for body in (b"", b"lost"):
+        client = Conversation(greeting=greeting(1))
+        client.open(1, end=True)
+        client.server.streams.send_headers(1, OK, end=False)
+        client.server.streams.send_data(1, b"ab", end=False)
+        client.server.streams.respond(1, TRAILERS, body)
+        client.say(frames.window_update(1, 100))
+        data = [Frame(DATA, 0, 1, byte) for byte in (b"a", b"b")]
+        assert client.answer()[1:] == [*data, Frame(HEADERS, LAST, 1, TRAILERS)]
+        assert not client.server.streams.open
 
 
-@pytest.mark.parametrize("body", [b"", b"lost"])
-def test_headers_amid_data_are_trailers(body: bytes) -> None:
-    """Nothing else could be said after data; a response that comes too late does not break the frames."""
-    client = Conversation(greeting=greeting(1))
-    client.open(1, end=True)
-    client.server.streams.send_headers(1, OK, end=False)
-    client.server.streams.send_data(1, b"ab", end=False)
-    client.server.streams.respond(1, TRAILERS, body)
-    client.say(frames.window_update(1, 100))
-    assert client.answer()[1:] == [Frame(DATA, 0, 1, b"a"), Frame(DATA, 0, 1, b"b"), Frame(HEADERS, LAST, 1, TRAILERS)]
-    assert not client.server.streams.open
-
-
-def test_a_stream_that_waits_for_its_own_window_lets_others_pass() -> None:
-    client = Conversation(greeting=greeting(0))
-    client.open(1, end=True)
-    client.open(3, end=True)
-    client.server.streams.respond(1, OK, b"first")
-    client.server.streams.respond(3, OK, b"second")
-    client.answer()
-    client.say(frames.window_update(3, 100))
-    assert client.answer() == [Frame(DATA, END_STREAM, 3, b"second")]
-
-
-def test_those_who_wait_are_told_when_all_is_sent() -> None:
+def test_an_event_reports_when_all_waiting_data_is_sent() -> None:
     client = Conversation(greeting=greeting(0))
     client.open(1)
-    client.server.streams.send_data(1, b"ab", end=False)
-    client.server.streams.send_data(1, b"cd", end=False)
+    for part in (b"ab", b"cd"):
+        client.server.streams.send_data(1, part, end=False)
     assert client.say(frames.window_update(1, 3)) == []
     assert client.say(frames.window_update(1, 3)) == [Writable(1)]
 
 
-@pytest.mark.parametrize("by", ["client", "server", "connection"])
-@pytest.mark.parametrize("window", [0, 1000])
-def test_what_waits_is_dropped_with_its_stream(window: int, by: str) -> None:
+def test_waiting_data_is_dropped_with_its_stream() -> None:
     """Whether it waits for the window of the stream or of the connection."""
-    client = Conversation(greeting=greeting(window))
-    client.server.streams.window = 0
-    client.open(1, end=True)
-    client.server.streams.respond(1, OK, b"x" * 1000, TRAILERS)
-    match by:
-        case "client":
-            assert client.say(frames.reset(1, ErrorCode.CANCEL)) == [Aborted(1)]
-        case "server":
-            client.server.streams.abort(1, ErrorCode.CANCEL)
-        case _:
-            assert client.say(frames.ping(b"short")) == [Aborted(1)]
-    assert client.server.streams.waiting == 0
-    assert not client.server.streams.open
-    client.say(frames.window_update(0, 1000))
-    assert data_of(client.answer()) == b""
+    for window in (0, 1000):
+        for ending in (frames.reset(1, ErrorCode.CANCEL), frames.ping(b"short"), b""):
+            client = Conversation(greeting=greeting(window))
+            streams = client.server.streams
+            streams.window = 0
+            client.open(1, end=True)
+            streams.respond(1, OK, b"x" * 1000, TRAILERS)
+            if ending:
+                assert client.say(ending) == [Aborted(1)]
+            else:
+                streams.abort(1, ErrorCode.CANCEL)
+            assert (streams.waiting, [*streams.open]) == (0, []), ending
+            client.say(frames.window_update(0, 1000))
+            assert data_of(client.answer()) == b""
 
 
 @given(

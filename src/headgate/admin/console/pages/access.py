@@ -14,14 +14,12 @@ from litestar.response import Redirect
 from headgate.admin.console.forms import form_of
 from headgate.admin.console.rendering import page
 from headgate.admin.database import DatabaseError
-from headgate.admin.keys import KeyRole
-from headgate.admin.routes.asking import VIEWER, Admin, WebRequest
-from headgate.admin.security import COOKIE, IDENTIFY
+from headgate.admin.routes.requests import VIEWER, Admin, WebRequest
+from headgate.admin.security import COOKIE, IDENTIFY, Refused
 from headgate.admin.sessions import LONGEST_US, Sessions
-from headgate.web.problem import ProblemDocument, of_status
+from headgate.web.problem import of_status
 
 SignedIn = NamedDependency[Sessions]
-_OTHER_PLANE = "this key is for the decision plane; it is not accepted here"
 
 
 @get("/login")
@@ -37,26 +35,15 @@ async def log_in_page(request: WebRequest, sessions: SignedIn) -> Response[Any]:
 async def log_in(request: WebRequest, sessions: SignedIn) -> Response[Any]:
     form = await form_of(request)
     place, text = _within(form.get("next", "")), form.get("key", "")
-    found = await request.scope["state"][IDENTIFY](text)
-    if not isinstance(found, ProblemDocument) and found.role is KeyRole.CHECK:
-        found = of_status(403, _OTHER_PLANE)
-    token = ""
-    if not isinstance(found, ProblemDocument):
-        try:
-            token = await sessions.begin(found, text)
-        except DatabaseError as error:
-            found = of_status(503, f"sessions cannot be saved: {error.public}")
-    if isinstance(found, ProblemDocument):
-        return page(request, "login.html", status=found.status, place=place, problem=found)
-    cookie = Cookie(
-        COOKIE,
-        value=token,
-        httponly=True,
-        samesite="strict",
-        secure=_is_secure(request),
-        max_age=LONGEST_US // 1_000_000,
-    )
-    return Redirect(place, status_code=303, cookies=[cookie])
+    try:
+        token = await sessions.begin(await request.scope["state"][IDENTIFY](text), text)
+    except DatabaseError as error:
+        problem = of_status(503, f"sessions cannot be saved: {error.public}")
+    except Refused as refused:
+        problem = refused.problem
+    else:
+        return Redirect(place, status_code=303, cookies=[_cookie(request, token, LONGEST_US // 1_000_000)])
+    return page(request, "login.html", status=problem.status, place=place, problem=problem)
 
 
 @post("/logout", opt=VIEWER, status_code=303)
@@ -67,8 +54,7 @@ async def log_out(request: WebRequest, sessions: SignedIn) -> Redirect:
         await sessions.end_all(session.key_id)
     elif session is not None:
         await sessions.end(session)
-    gone = Cookie(COOKIE, value="", httponly=True, samesite="strict", secure=_is_secure(request), max_age=0)
-    return Redirect("/login", status_code=303, cookies=[gone])
+    return Redirect("/login", status_code=303, cookies=[_cookie(request, "", 0)])
 
 
 @get("/about", opt=VIEWER)
@@ -84,9 +70,10 @@ def _within(place: str) -> str:
     return place if is_ours else "/"
 
 
-def _is_secure(request: WebRequest) -> bool:
-    """Whether the browser came by TLS, which may end at a proxy before us."""
-    return "https" in {request.scope["scheme"], urlsplit(request.headers.get("origin", "")).scheme}
+def _cookie(request: WebRequest, token: str, max_age: int) -> Cookie:
+    """Return the cookie of a session, for TLS only if the browser uses it, which may end at a proxy before us."""
+    is_secure = "https" in {request.scope["scheme"], urlsplit(request.headers.get("origin", "")).scheme}
+    return Cookie(COOKIE, value=token, httponly=True, samesite="strict", secure=is_secure, max_age=max_age)
 
 
 PUBLIC_ROUTES = [log_in_page, log_in]

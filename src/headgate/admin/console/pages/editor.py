@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from litestar import Response, get, post
 from litestar.response import Redirect
 
-from headgate.admin.console import drafts, words
+from headgate.admin.catalog import FileRules
+from headgate.admin.console import drafts
 from headgate.admin.console.drafts import Draft
-from headgate.admin.console.forms import Form, actor_of, form_of, number_of
-from headgate.admin.console.pages.rules import RuleId, changed
+from headgate.admin.console.forms import Form, FormFields, actor_of, number_of
+from headgate.admin.console.pages.rules import RuleId, redirect_to_rule
 from headgate.admin.console.rendering import link, page
 from headgate.admin.objects import InUse, ObjectKind, ObjectVersion, Stored, VersionConflict
-from headgate.admin.routes.asking import EDITOR, Admin, WebRequest
-from headgate.admin.rule_catalogs import FileRules
+from headgate.admin.routes.requests import EDITOR, Admin, WebRequest
 from headgate.admin.service import AdminService
 from headgate.config.problems import InvalidRules
 from headgate.policy.loading import rule_from_data
@@ -63,14 +63,13 @@ async def edit_rule(request: WebRequest, admin: Admin, rule_id: RuleId) -> Respo
 
 
 @post("/rule/preview", opt=EDITOR, status_code=200)
-async def preview(request: WebRequest, admin: Admin) -> Response[str]:
-    return await _editor(request, admin, await _edit_of(admin, await form_of(request)))
+async def preview(request: WebRequest, admin: Admin, form: FormFields) -> Response[str]:
+    return await _editor(request, admin, await _edit_of(admin, form))
 
 
 @post("/rule/edit", opt=EDITOR, status_code=200)
-async def save(request: WebRequest, admin: Admin) -> Response[Any]:
+async def save(request: WebRequest, admin: Admin, form: FormFields) -> Response[Any]:
     """Save a rule; if it is invalid, or another user has changed it, show that instead."""
-    form = await form_of(request)
     actor, edit = actor_of(request, form), await _edit_of(admin, form)
     if edit.draft.problems or number_of(form, "version") != edit.version:
         return await _editor(request, admin, edit, status=400 if edit.draft.problems else 409)
@@ -78,15 +77,13 @@ async def save(request: WebRequest, admin: Admin) -> Response[Any]:
     if form.get("do") == "shadow":
         body = {**body, "shadow": True}
     try:
-        stored, _ = await admin.put(ObjectKind.RULE, edit.name, body, edit.version, actor)
+        done = await admin.rules.put(ObjectKind.RULE, edit.name, body, actor, edit.version)
     except InvalidRules as error:
         draft = edit.draft.with_problems(error.problems)
         return await _editor(request, admin, edit._replace(draft=draft), status=400)
     except VersionConflict:
         return await _editor(request, admin, await _edit_of(admin, form), status=409)
-    if edit.stored is not None and stored.version == edit.version:
-        return Redirect(link("/rule", id=edit.name), status_code=303)
-    return await changed(admin, edit.name, stored)
+    return redirect_to_rule(edit.name, done)
 
 
 async def _edit_of(admin: AdminService, form: Form) -> Edit:
@@ -104,7 +101,7 @@ async def _edit_of(admin: AdminService, form: Form) -> Edit:
     versions = await admin.rules.versions(ObjectKind.RULE, edit.name)
     bodies = {each.version: each.body for each in versions}
     if version != seen and stored is not None:
-        draft = drafts.merged(bodies.get(seen) or {"id": edit.name}, draft, stored.body, rule_id)
+        draft = drafts.merge(bodies.get(seen) or {"id": edit.name}, draft, stored.body, rule_id)
     others = tuple(each for each in versions if each.version > opened)
     return edit._replace(draft=draft, stored=stored, was=bodies.get(opened), others=others)
 
@@ -126,7 +123,6 @@ async def _editor(
         "fields": drafts.FIELDS,
         "rare": drafts.RARE,
         "message_of": drafts.message_of,
-        "words": words,
         "tried": tried,
         "rule": rule_from_data(after) if after else None,
         "is_begun": is_begun,
@@ -136,7 +132,6 @@ async def _editor(
 
 
 async def _check_changeable(admin: AdminService) -> None:
-    """Raise RulesInFile if rules are read-only."""
     if isinstance(admin.rules, FileRules):
         await admin.rules.change()
 
@@ -149,15 +144,14 @@ async def delete_page(request: WebRequest, admin: Admin, rule_id: RuleId) -> Res
 
 
 @post("/rule/delete", opt=EDITOR, status_code=200)
-async def delete_rule(request: WebRequest, admin: Admin, rule_id: RuleId) -> Response[Any]:
+async def delete_rule(request: WebRequest, admin: Admin, form: FormFields, rule_id: RuleId) -> Response[Any]:
     """Delete a rule, together with its overrides if the page showed them."""
-    form = await form_of(request)
     actor, version = actor_of(request, form), number_of(form, "version")
     try:
-        await admin.delete(ObjectKind.RULE, rule_id, version, actor, drop="drop" in form)
+        done = await admin.rules.delete(ObjectKind.RULE, rule_id, actor, version, drop="drop" in form)
     except (InUse, VersionConflict) as error:
         return await _delete_page(request, admin, rule_id, error)
-    return await changed(admin, rule_id, None)
+    return Redirect(link("/rule", id=rule_id, saved=done.revision), status_code=303)
 
 
 async def _delete_page(

@@ -10,7 +10,7 @@ from typing import Any
 from litestar import Response, get
 
 from headgate.admin.console.rendering import link, page
-from headgate.admin.routes.asking import VIEWER, Admin, WebRequest
+from headgate.admin.routes.requests import VIEWER, Admin, WebRequest
 from headgate.core.errors import UsageError
 from headgate.policy.model import METHODS
 from headgate.policy.request import Request as PolicyRequest
@@ -30,7 +30,7 @@ async def try_request(request: WebRequest, admin: Admin) -> Response[str]:
         return page(request, "try.html", **known, error=None, explained=None)
     try:
         policy_request = _request_of(given)
-        explained = await admin.reports.explain(policy_request)
+        explained = await admin.explain(policy_request)
     except UsageError as error:
         return page(request, "try.html", **known, error=error, explained=None)
     applying = [each for each in explained["rules"] if each["applies"]]
@@ -54,17 +54,16 @@ async def try_request(request: WebRequest, admin: Admin) -> Response[str]:
 
 
 def _request_of(given: Mapping[str, str]) -> PolicyRequest:
-    """Return the request in a form. Raises UsageError."""
     cost = given["cost"] or "1"
     if not cost.isdecimal() or len(cost) > 9:
-        raise UsageError(f"cost is a whole number from 0 to 100000, not {cost!r:.40}")
+        raise UsageError(f"cost must be a whole number from 0 to 100000, not {cost!r:.40}")
     attributes = {}
     for number, text in enumerate(given["attributes"].split("\n")[: _MOST_ATTRIBUTES + 1]):
         name, equals, value = text.partition("=")
         if text.strip() and not (equals and name.strip()):
-            raise UsageError(f"an attribute is a line such as region=eu, not {text!r:.80}")
+            raise UsageError(f"an attribute must be a line such as region=eu, not {text!r:.80}")
         if number == _MOST_ATTRIBUTES:
-            raise UsageError(f"a request has at most {_MOST_ATTRIBUTES} attributes here")
+            raise UsageError(f"a request must have at most {_MOST_ATTRIBUTES} attributes here")
         if text.strip():
             attributes[name.strip()] = value.strip()
     principal = {name: given[name] for name in _PRINCIPALS if given[name]}

@@ -44,6 +44,9 @@ class RpcError(Exception):
         """Trailing metadata, such as ``grpc-retry-pushback-ms``."""
 
 
+DEADLINE_PASSED = RpcError(StatusCode.DEADLINE_EXCEEDED, "The deadline of the call has passed.")
+
+
 def error_of(error: BaseException, path: bytes) -> RpcError:
     """Return the error for the client; an unexpected one is logged."""
     if isinstance(error, RpcError):
@@ -77,7 +80,7 @@ class MessageStream(Protocol):
 
 UnaryMethod: TypeAlias = Callable[[UnaryCall], bytes | Coroutine[Any, Any, bytes]]
 """Answers a call with a message, or raises RpcError: at once or, if it may have to wait, by a coroutine, which runs
-without a task: see `wire.eager`."""
+without a task: see `headgate.eager`."""
 StreamingMethod: TypeAlias = Callable[[MessageStream], Coroutine[Any, Any, None]]
 """Serves a stream in its own task, which is cancelled when the client leaves or its deadline passes."""
 

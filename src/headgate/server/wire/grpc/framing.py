@@ -42,25 +42,15 @@ def timeout(value: bytes) -> float | None:
 
 def status(error: RpcError) -> Fields:
     text = error.message[:_TEXT].encode(errors="backslashreplace")
-    return (
-        (b"grpc-status", b"%d" % error.code),
-        (b"grpc-message", _percent_encoded(text)),
-        *error.trailers,
-    )
+    return ((b"grpc-status", b"%d" % error.code), (b"grpc-message", _percent_encode(text)), *error.trailers)
 
 
 def error_head(error: RpcError) -> bytes:
-    """Return the header block of a response with only an error."""
     return HEAD + encode(status(error))
 
 
 class MessageReader:
-    """Splits the input of a stream into messages.
-
-    Args:
-        largest: the most bytes of a message, compressed or not.
-        encoding: the value of ``grpc-encoding``.
-    """
+    """Splits the input of a stream into messages of up to `largest` bytes; `encoding` is that of ``grpc-encoding``."""
 
     __slots__ = ("_buffer", "_encoding", "_largest", "_position", "size")
 
@@ -98,9 +88,9 @@ class MessageReader:
         if end == len(buffer) or end > _COMPACT:
             del buffer[:end]
             self._position = 0
-        return self._inflated(message) if flag else message
+        return self._inflate(message) if flag else message
 
-    def _inflated(self, message: bytes) -> bytes:
+    def _inflate(self, message: bytes) -> bytes:
         inflating = zlib.decompressobj(_CODINGS[self._encoding])
         try:
             inflated = inflating.decompress(message, self._largest + 1)
@@ -109,9 +99,8 @@ class MessageReader:
         if len(inflated) > self._largest:
             raise self._too_large("A decompressed message")
         if not inflating.eof or inflating.unused_data:
-            raise RpcError(
-                StatusCode.INTERNAL, f"A message cannot be decompressed: it is not {self._encoding.decode()}."
-            )
+            text = f"A message cannot be decompressed: it is not {self._encoding.decode()}."
+            raise RpcError(StatusCode.INTERNAL, text)
         return inflated
 
     def _too_large(self, what: str) -> RpcError:
@@ -122,10 +111,12 @@ class MessageReader:
             name = self._encoding.decode(errors="replace")[:50]
             text = f"Messages compressed with {name} cannot be read: send {_ACCEPTED[1].decode()}."
             return RpcError(StatusCode.UNIMPLEMENTED, text)
-        return RpcError(StatusCode.INTERNAL, "A message is marked as compressed, but grpc-encoding does not say how.")
+        return RpcError(
+            StatusCode.INTERNAL, "A message is marked as compressed, but grpc-encoding does not name the encoding."
+        )
 
 
-def _percent_encoded(text: bytes) -> bytes:
+def _percent_encode(text: bytes) -> bytes:
     """Leave printable characters, and inner spaces: headers lose spaces at their ends."""
     inside = text.strip(b" ")
     before, _, after = text.partition(inside) if inside else (text, b"", b"")

@@ -1,6 +1,6 @@
 """gRPC on one HTTP/2 connection: events in, calls of methods, responses out.
 
-A unary call is run as soon as its message is there, and most are answered before the next event is looked at.
+A unary call runs as soon as its message has arrived; most are answered before the next event is processed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from heapq import heapify, heappop, heappush
 
 import msgspec
 
-from headgate.server.wire.eager import Waiting, begin
+from headgate.eager import Waiting, begin
 from headgate.server.wire.grpc import framing
-from headgate.server.wire.grpc.calls import Methods, RpcError, StatusCode, UnaryCall, error_of
-from headgate.server.wire.grpc.routing import Route, Routes
+from headgate.server.wire.grpc.calls import DEADLINE_PASSED, Methods, RpcError, StatusCode, UnaryCall, error_of
+from headgate.server.wire.grpc.routing import Route, route_of
 from headgate.server.wire.grpc.streaming import StreamingCall
 from headgate.server.wire.http2.frames import ErrorCode
 from headgate.server.wire.http2.protocol import Http2Protocol
@@ -25,10 +25,9 @@ from headgate.server.wire.limits import WireLimits
 _RESOLUTION = 0.001
 """Seconds that a timer of the loop may be early."""
 _SPARE = 64
-"""Deadlines of calls that have ended, beyond as many as there are calls, before they are swept out."""
-_LATE = RpcError(StatusCode.DEADLINE_EXCEEDED, "The deadline of the call has passed.")
+"""Deadlines of ended calls that are kept, in addition to one for each waiting call, before they are removed."""
 _SLOW = RpcError(StatusCode.DEADLINE_EXCEEDED, "The message took too long to arrive.")
-_LEAVING = RpcError(StatusCode.UNAVAILABLE, "This server is going away: call another one.")
+_LEAVING = RpcError(StatusCode.UNAVAILABLE, "This server is shutting down: call another one.")
 _CARDINALITY = RpcError(StatusCode.UNIMPLEMENTED, "A unary call has one message.")
 
 
@@ -43,7 +42,6 @@ class _PartialCall:
         self.message: bytes | None = None
 
     def left(self, now: float) -> Route:
-        """Return the route with the time that is left of it."""
         if self.route.timeout is None:
             return self.route
         return msgspec.structs.replace(self.route, timeout=max(self.route.timeout - (now - self._since), 0))
@@ -52,11 +50,8 @@ class _PartialCall:
 class Deadlines:
     """The deadlines of the calls of one connection, with one timer for all of them.
 
-    Nearly all calls end in time, so nothing is done when they do; what is left of them is swept out now and then.
-
-    Args:
-        waiting: the streams of the calls that have not ended.
-        expire: called with a stream whose deadline has passed.
+    Nearly all calls end in time, and nothing is done when they do: the deadlines of streams that are not `waiting` are
+    removed now and then. `expire` is called with each stream whose deadline has passed.
     """
 
     __slots__ = ("_expire", "_heap", "_loop", "_timer", "_waiting")
@@ -68,7 +63,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, stream: int, seconds: float, calls: int) -> None:
-        """Let a call end in so many seconds; there are so many calls in all."""
+        """Add the deadline of a call, in seconds from now; `calls` is the number of waiting calls."""
         if len(self._heap) > 2 * calls + _SPARE:
             self._heap = [each for each in self._heap if each[1] in self._waiting]
             heapify(self._heap)
@@ -78,7 +73,6 @@ class Deadlines:
             self._set_timer()
 
     def clear(self) -> None:
-        """Forget all of them: there are no calls."""
         self._heap.clear()
         self._set_timer()
 
@@ -102,32 +96,32 @@ class GrpcService:
     def __init__(self, connection: Http2Protocol, methods: Methods) -> None:
         self._connection, self._streams, self._limits = connection, connection.streams, connection.limits
         self._admission, self._peer = connection.admission, connection.peer
-        self._routes = Routes(methods)
+        self._methods = methods
         self._loop = asyncio.get_running_loop()
         self._expected: dict[int, Route | _PartialCall] = {}
-        """Unary calls whose message has not come."""
+        """Unary calls whose message is incomplete."""
         self._since: dict[int, float] = {}
-        """When they were first looked at."""
+        """When `enforce_timeouts` first saw them."""
         self._waiting: dict[int, UnaryCall] = {}
-        """Unary calls whose method waits for something, and whose client waits for the answer."""
+        """Unary calls whose method waits, and whose client waits for the response."""
         self._deadlines = Deadlines(self._waiting, self._expire)
         self._running = 0
-        """Unary calls whose method waits, including those that nobody waits for any more."""
+        """The number of unary calls whose method waits, including abandoned ones."""
         self._lasting: dict[int, StreamingCall] = {}
 
     @property
     def in_flight(self) -> int:
-        """How many calls are in the hands of methods."""
+        """The number of calls that methods are processing."""
         return self._running + len(self._lasting)
 
     def handle(self, events: list[Event]) -> None:  # noqa: C901  one event after the other, and hot
-        """Do what events ask for. What is to be sent is in the streams."""
         is_flooded = self._streams.waiting > self._limits.outgoing_bytes
-        expected, known = self._expected, self._routes.known
+        expected = self._expected
         for event in events:
             if isinstance(event, Opened):
-                stream, body = event.stream, event.body
-                route = known.get(id(event.head)) or self._routes.of(event.head)
+                stream, head, body = event.stream, event.head, event.body
+                route: Route = head.derived or route_of(self._methods, head)
+                head.derived = route
                 if is_flooded:
                     self._streams.abort(stream, ErrorCode.REFUSED_STREAM)
                 elif route.unary is None:
@@ -151,8 +145,7 @@ class GrpcService:
             elif isinstance(event, Writable) and event.stream in self._lasting:
                 self._lasting[event.stream].widen()
 
-    def look(self, now: float) -> None:
-        """End calls whose message takes too long."""
+    def enforce_timeouts(self, now: float) -> None:
         since = {stream: self._since.get(stream, now) for stream in self._expected}
         self._since = since
         for stream, start in list(since.items()):
@@ -162,18 +155,15 @@ class GrpcService:
                 self._connection.flush_soon()
 
     def resume(self) -> None:
-        """Tell streams that the connection takes more."""
         for stream in list(self._lasting.values()):
             stream.resume()
 
     def leave(self) -> None:
-        """End streams when nothing else is left to be answered: they could go on forever."""
         if not self._running and not self._expected:
             for stream in list(self._lasting.values()):
                 stream.end(_LEAVING)
 
     def lose(self) -> None:
-        """Give up all calls: the connection is gone."""
         self._expected.clear()
         for stream in list(self._lasting.values()):
             stream.cancel()
@@ -181,15 +171,12 @@ class GrpcService:
             call.is_abandoned = True
         self._waiting.clear()
         self._deadlines.clear()
-        del self._deadlines  # they know us as well: without this, both would wait for the garbage collector
+        del self._deadlines  # breaks a reference cycle, which would wait for the garbage collector
 
     def _open(self, stream: int, route: Route, body: bytes | None) -> None:
-        """Begin a call that is not unary, or cannot be made."""
         if route.refusal is not None:
             self._streams.respond(stream, *route.refusal)
-        elif self._admission is not None and (
-            refusal := self._admission.admit_stream(route.head.path, route.head.headers)
-        ):
+        elif self._admission is not None and (refusal := self._admission.admit_stream(route.path, route.headers)):
             self._fail(stream, refusal.error())
         else:
             self._lasting[stream] = StreamingCall(self._connection, stream, route, partial(self._over, stream))
@@ -197,7 +184,7 @@ class GrpcService:
                 self._lasting[stream].receive(body, ended=True)
 
     def _read(self, stream: int, route: Route, body: bytes) -> None:
-        """Run a unary call whose body came at once: nearly always one message, not compressed."""
+        """Run a unary call whose body arrived at once: nearly always one message, not compressed."""
         size = len(body) - framing.PREFIX
         if (
             0 <= size <= self._limits.message_bytes
@@ -209,7 +196,6 @@ class GrpcService:
             self._receive(stream, route, body, ended=True)
 
     def _receive(self, stream: int, route: Route | _PartialCall, data: bytes, *, ended: bool) -> None:
-        """Take a part of a message."""
         call = _PartialCall(route, self._limits, self._loop.time()) if isinstance(route, Route) else route
         self._expected[stream] = call
         call.messages.receive(data)
@@ -233,20 +219,19 @@ class GrpcService:
             self._call(stream, call.left(self._loop.time()), call.message)
 
     def _call(self, stream: int, route: Route, message: bytes) -> None:
-        """Run a unary call until it waits or ends."""
-        if stream not in self._streams.open:  # it was cancelled while it waited to be read
+        if stream not in self._streams.open:  # it was cancelled before it was processed
             return
         if route.timeout == 0:
-            self._fail(stream, _LATE)
+            self._fail(stream, DEADLINE_PASSED)
             return
         admission = self._admission
-        if admission is not None and (refusal := admission.admit(route.head.path, route.head.headers)) is not None:
+        if admission is not None and (refusal := admission.admit(route.path, route.headers)) is not None:
             self._fail(stream, refusal.error())
             return
         method = route.unary
         assert method is not None  # noqa: S101  for the type checker
-        call = UnaryCall(message, route.head.fields, self._peer, route.timeout)
-        answer: bytes | RpcError | Waiting[bytes | RpcError] = begin(method, call, error_of, route.head.path)
+        call = UnaryCall(message, route.metadata, self._peer, route.timeout)
+        answer: bytes | RpcError | Waiting[bytes | RpcError] = begin(method, call, error_of, route.path)
         if not isinstance(answer, Waiting):
             self._answer(stream, route, answer)
             return
@@ -259,23 +244,16 @@ class GrpcService:
         answer.then(partial(self._done, stream, route))
 
     def _done(self, stream: int, route: Route, answer: bytes | RpcError) -> None:
-        if self._end_wait(stream):
-            self._answer(stream, route, answer)
-            self._connection.flush_soon()
-
-    def _end_wait(self, stream: int) -> bool:
-        """Return whether somebody still waits for the answer."""
         self._running -= 1
         if self._admission is not None:
             self._admission.release()
-        if stream not in self._waiting:
-            return False
-        del self._waiting[stream]
-        return True
+        if self._waiting.pop(stream, None) is not None:  # the client still waits
+            self._answer(stream, route, answer)
+            self._connection.flush_soon()
 
     def _expire(self, stream: int) -> None:
         self._waiting.pop(stream).is_abandoned = True
-        self._fail(stream, _LATE)
+        self._fail(stream, DEADLINE_PASSED)
         self._connection.flush_soon()
 
     def _answer(self, stream: int, route: Route, message: bytes | RpcError) -> None:
@@ -284,20 +262,19 @@ class GrpcService:
             return
         try:
             body = b"\0" + len(message).to_bytes(4, "big") + message
-        except TypeError as error:  # it did not answer with bytes
-            self._fail(stream, error_of(error, route.head.path))
+        except TypeError as error:  # the method did not return bytes
+            self._fail(stream, error_of(error, route.path))
             return
         self._streams.respond(stream, framing.HEAD, body, framing.OK)
 
     def _fail(self, stream: int, error: RpcError) -> None:
         try:
             head = framing.error_head(error)
-        except ValueError as mistake:  # its trailers cannot be sent
+        except ValueError as mistake:  # its trailers are invalid
             head = framing.error_head(error_of(mistake, b"the status of a call"))
         self._streams.respond(stream, head, b"")
 
     def _abort(self, stream: int) -> None:
-        """Give up a call whose client gave it up."""
         self._expected.pop(stream, None)
         if (call := self._waiting.pop(stream, None)) is not None:
             call.is_abandoned = True
@@ -307,7 +284,6 @@ class GrpcService:
             self._lasting[stream].cancel()
 
     def _over(self, stream: int) -> None:
-        """Forget a stream that has ended."""
         del self._lasting[stream]
         if self._admission is not None:
             self._admission.release_stream()

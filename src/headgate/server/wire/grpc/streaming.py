@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from headgate.server.wire.grpc import framing
-from headgate.server.wire.grpc.calls import RpcError, StatusCode, error_of
+from headgate.server.wire.grpc.calls import DEADLINE_PASSED, RpcError, StatusCode, error_of
 from headgate.server.wire.grpc.routing import Route
 from headgate.server.wire.http2.hpack import encode
 from headgate.server.wire.http2.protocol import Http2Protocol
@@ -20,7 +20,7 @@ class StreamingCall:
     """
 
     def __init__(self, connection: Http2Protocol, number: int, route: Route, forget: Callable[[], None]) -> None:
-        self.metadata, self.peer = route.head.fields, connection.peer
+        self.metadata, self.peer = route.metadata, connection.peer
         self._streams, self._connection = connection.streams, connection
         self._number, self._route, self._forget = number, route, forget
         self._messages = framing.MessageReader(connection.limits.message_bytes, route.encoding)
@@ -33,15 +33,12 @@ class StreamingCall:
         """Whether response headers were sent."""
         self._is_cancelled = False
         """Whether the client has left: nothing more is sent."""
-        self._more: asyncio.Future[None] | None = None
-        self._window: asyncio.Future[None] | None = None
-        self._written: asyncio.Future[None] | None = None
+        self._more, self._window, self._written = asyncio.Event(), asyncio.Event(), asyncio.Event()
         connection.streams.withhold(number)
         loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         if route.timeout is not None:
-            late = RpcError(StatusCode.DEADLINE_EXCEEDED, "The deadline of the call has passed.")
-            self._timer = loop.call_later(route.timeout, self.end, late)
+            self._timer = loop.call_later(route.timeout, self.end, DEADLINE_PASSED)
         self._task = loop.create_task(self._run())
         self._task.add_done_callback(self._finish)
 
@@ -60,8 +57,8 @@ class StreamingCall:
                 if messages.pending:
                     raise RpcError(StatusCode.INTERNAL, "The call ended within a message.")
                 return
-            self._more = asyncio.get_running_loop().create_future()
-            await self._more
+            self._more.clear()
+            await self._more.wait()
 
     async def send(self, message: bytes) -> None:
         """Send a message; returns when the client can take more."""
@@ -74,25 +71,25 @@ class StreamingCall:
         is_blocked = streams.waiting > before
         self._connection.flush_soon()
         if is_blocked:
-            self._window = asyncio.get_running_loop().create_future()
-            await self._window
+            self._window.clear()
+            await self._window.wait()
         await asyncio.sleep(0)  # lets others run, and the message be written
         while self._connection.is_blocked:
-            self._written = asyncio.get_running_loop().create_future()
-            await self._written
+            self._written.clear()
+            await self._written.wait()
 
     def receive(self, data: bytes, *, ended: bool) -> None:
         self._messages.receive(data)
         self._ended = self._ended or ended
-        _wake(self._more)
+        self._more.set()
 
     def widen(self) -> None:
         """Continue to send: the client's window has room again."""
-        _wake(self._window)
+        self._window.set()
 
     def resume(self) -> None:
         """Continue to send: the connection has room again."""
-        _wake(self._written)
+        self._written.set()
 
     def cancel(self) -> None:
         """Cancel the call: the client has left."""
@@ -115,20 +112,20 @@ class StreamingCall:
             self._connection.flush_soon()
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        del self._task  # breaks a reference cycle, by the frames of what cancelled it
+        del self._task  # breaks a reference cycle through the frames of the canceller
         if self._timer is not None:
             self._timer.cancel()
         error = self._error
         if task.cancelled():
             error = error or RpcError(StatusCode.CANCELLED, "The call was cancelled.")
         elif (mistake := task.exception()) is not None:
-            failure = error_of(mistake, self._route.head.path)
+            failure = error_of(mistake, self._route.path)
             error = error or failure
         if not self._is_cancelled:
             try:
                 self._send_status(error)
             except ValueError as mistake:  # its trailers are invalid
-                self._send_status(error_of(mistake, self._route.head.path))
+                self._send_status(error_of(mistake, self._route.path))
             self._connection.flush_soon()
         self._forget()
 
@@ -141,8 +138,3 @@ class StreamingCall:
             self._has_begun = True
             self._streams.send_headers(self._number, framing.HEAD, end=False)
         self._streams.send_headers(self._number, trailers, end=True)
-
-
-def _wake(waiting: asyncio.Future[None] | None) -> None:
-    if waiting is not None and not waiting.done():
-        waiting.set_result(None)

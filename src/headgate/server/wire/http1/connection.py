@@ -68,15 +68,8 @@ def encode_response(response: HttpResponse, date: DateHeader, *, closes: bool = 
 class Http1Connection:
     """The server's side of a connection, for one peer.
 
-    Requests are numbered in order, from 0: `received` of them were returned.
-
-    Args:
-        limits: bounds on what a client may send.
-        heads: parses heads.
-        date: of responses.
-        peer: the other end.
-        statuses: replace those of malformed requests (400, 431 and others), by path: a proxy may understand only one
-            status as a refusal.
+    Requests are numbered in order, from 0: `received` of them were returned. `statuses` replace those of malformed
+    requests (400, 431 and others), by path: a proxy may accept only one status as a refusal.
     """
 
     def __init__(
@@ -88,7 +81,7 @@ class Http1Connection:
         statuses: Mapping[bytes, int] = MappingProxyType({}),
     ) -> None:
         self._limits, self._heads, self._date, self._peer, self._statuses = limits, heads, date, peer, statuses
-        self._find, self._most = heads.find, limits.pipelined
+        self._find, self._most = heads.get, limits.pipelined
         self._buffer = b""
         """Unparsed bytes: a part of a head, or requests that wait because too many are in flight."""
         self._head: Http1Head | None = None
@@ -113,7 +106,6 @@ class Http1Connection:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were returned and are not answered."""
         return len(self._unanswered)
 
     @property
@@ -224,7 +216,6 @@ class Http1Connection:
             self._send_held()
 
     def outgoing(self) -> bytes:
-        """Return the bytes to send, once."""
         parts = self._outgoing
         if len(parts) == 1:
             return parts.pop()
@@ -300,7 +291,7 @@ class Http1Connection:
             self._buffer = data
 
     def _refuse(self, refused: BadRequest, path: bytes = b"") -> None:
-        """Answer with a problem, in its turn, and read no more."""
+        """Answer with a problem, in order, and read no more."""
         self._no_more = self.is_refused = True
         self._buffer, self._head, self._body = b"", None, []
         self._continued = None

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import httptools
 import msgspec
 
+from headgate.cache import BoundedCache
 from headgate.server.wire.limits import WireLimits
 from headgate.server.wire.messages import Headers
 
@@ -21,6 +22,8 @@ _NO_CALLBACKS = object()
 """llhttp only checks: a valid head is easy to split."""
 _Target: TypeAlias = tuple[bytes, bytes, bytes | None]
 """Path, query, and the host if the target contains one."""
+MOST_CACHED, _LONGEST_CACHED = 1024, 2048
+"""Heads that are cached, and the bytes of each."""
 _MOST_DIGITS = 20
 _FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"expect"})
 _HOST = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%!$&'()*+;=:[]"
@@ -56,28 +59,20 @@ class BadRequest(msgspec.Struct, frozen=True, gc=False):
     detail: str
 
 
-class Http1Heads:
-    """Parses heads, and caches those that clients repeat. All connections of a process share it."""
+class Http1Heads(BoundedCache[bytes, Http1Head]):
+    """Parses heads, and caches those that clients repeat, by their bytes. All connections of a process share it."""
 
-    __slots__ = ("_known", "_limits", "find")
-
-    REMEMBERED = 1024
-    LONGEST = 2048
-    """In bytes: this bounds the cache."""
+    __slots__ = ("_limits",)
 
     def __init__(self, limits: WireLimits) -> None:
+        super().__init__(MOST_CACHED)
         self._limits = limits
-        self._known: dict[bytes, Http1Head] = {}
-        self.find = self._known.get
-        """Return the head that was parsed before from the same bytes, if it is cached."""
 
     def read(self, raw: bytes) -> Http1Head | BadRequest:
         """Parse a head: all bytes up to and including the empty line."""
         head = _read(raw, self._limits)
-        if len(raw) <= self.LONGEST and isinstance(head, Http1Head):
-            if len(self._known) >= self.REMEMBERED:
-                self._known.clear()
-            self._known[raw] = head
+        if len(raw) <= _LONGEST_CACHED and isinstance(head, Http1Head):
+            self.keep(raw, head)
         return head
 
 
@@ -129,7 +124,7 @@ def _read(raw: bytes, limits: WireLimits) -> Http1Head | BadRequest:  # noqa: C9
     if len(cut) > limits.headers:
         return BadRequest(431, f"There are more than {limits.headers} headers.")
     fields = [(name.lower(), value.strip(b" \t")) for name, _, value in cut]
-    return _framed(method, where, fields, is_old=version == b"HTTP/1.0")
+    return _frame(method, where, fields, is_old=version == b"HTTP/1.0")
 
 
 def _target(method: bytes, target: bytes) -> _Target | BadRequest:  # noqa: PLR0911  one form after the other
@@ -141,7 +136,7 @@ def _target(method: bytes, target: bytes) -> _Target | BadRequest:  # noqa: PLR0
         path, _, query = target.partition(b"?")
         return path, query, None
     if target == b"*":
-        return (b"*", b"", None) if method == b"OPTIONS" else BadRequest(400, "Only OPTIONS may ask for *.")
+        return (b"*", b"", None) if method == b"OPTIONS" else BadRequest(400, "Only OPTIONS can have the target *.")
     scheme, separator, rest = target.partition(b"://")
     if not separator or scheme.lower() not in {b"http", b"https"}:
         return BadRequest(400, "The target is neither a path nor an http or https address.")
@@ -152,7 +147,7 @@ def _target(method: bytes, target: bytes) -> _Target | BadRequest:  # noqa: PLR0
     return slash + path or b"/", query, host
 
 
-def _framed(  # noqa: C901, PLR0911, PLR0912  one header after the other
+def _frame(  # noqa: C901, PLR0911, PLR0912  one header after the other
     method: bytes, where: _Target, fields: Headers, *, is_old: bool
 ) -> Http1Head | BadRequest:
     """Find the length of the body, and whether the connection closes, in the headers."""
@@ -195,12 +190,13 @@ def _is_host(host: bytes) -> bool:
 class ChunkedBody:
     """A body that is being received. Extensions and trailers are checked and discarded."""
 
-    __slots__ = ("_at_end", "_left", "_limits", "_overhead", "_parts", "_size", "refused", "rest")
+    __slots__ = ("_at_end", "_left", "_limits", "_overhead", "_parts", "refused", "rest", "size")
 
     def __init__(self, limits: WireLimits) -> None:
         self._limits = limits
         self._parts: list[bytes] = []
-        self._size, self._overhead = 0, 0
+        self.size, self._overhead = 0, 0
+        """Bytes of the body that are received or announced, and those around them."""
         self._left = 0
         """Bytes left of the current chunk, with its line end; 0 before a line with a size."""
         self._at_end = False
@@ -208,11 +204,6 @@ class ChunkedBody:
         self.rest = b""
         """Unparsed bytes; after the end of the body, those that follow it."""
         self.refused: BadRequest | None = None
-
-    @property
-    def size(self) -> int:
-        """Bytes of the body that are received or announced."""
-        return self._size
 
     def receive(self, data: bytes) -> bytes | None:
         """Take more bytes; returns the complete body, or None while it is incomplete or if it was `refused`."""
@@ -249,14 +240,14 @@ class ChunkedBody:
             )
         elif extension and len(extensions.translate(None, _UNSEEN)) != len(extensions):
             self.refused = BadRequest(400, "A chunk extension contains a control character.")
-        elif self._overhead > self._limits.header_bytes + self._size // _USEFUL:
+        elif self._overhead > self._limits.header_bytes + self.size // _USEFUL:
             self.refused = BadRequest(
                 400, "The chunks are too small, or their extensions too long, for what they hold."
             )
-        elif (length := int(size, 16)) + self._size > self._limits.body_bytes:
+        elif (length := int(size, 16)) + self.size > self._limits.body_bytes:
             self.refused = BadRequest(413, f"The body is longer than {self._limits.body_bytes} bytes.")
         else:
-            self._size += length
+            self.size += length
             self._left = length + 2 if length else 0
             self._at_end = not length
         return self.refused is None
@@ -278,7 +269,6 @@ class ChunkedBody:
         return True
 
     def _end(self, data: bytes) -> bytes | None:
-        """Parse trailers up to the empty line."""
         if data.startswith(b"\r\n"):
             self.rest = data[2:]
             return b"".join(self._parts)

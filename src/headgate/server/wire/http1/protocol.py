@@ -7,25 +7,21 @@ from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 
+from headgate.eager import Waiting, begin
 from headgate.server.wire.admission import Admission
-from headgate.server.wire.eager import Waiting, begin
 from headgate.server.wire.http1.connection import Http1Connection, Phase
 from headgate.server.wire.messages import Handler, HttpRequest, HttpResponse
 from headgate.server.wire.registry import ConnectionRegistry
 from headgate.server.wire.socket_end import SocketEnd
 
 _MUCH = 65_536
-"""Bytes after which reading pauses until others had their turn."""
+"""Bytes after which reading pauses until other connections had their turn."""
 
 
 class Http1Protocol(asyncio.Protocol):
-    """A connection. What arrives, and what is answered late, is dealt with in batches: see `ConnectionRegistry`.
+    """A connection. Requests and late responses are processed in batches: see `ConnectionRegistry`.
 
-    Args:
-        registry: where it belongs.
-        handler: answers requests.
-        is_single: close after the first response.
-        statuses: of malformed requests, by path; see `Http1Connection`.
+    If `is_single`, it closes after the first response. For `statuses`, see `Http1Connection`.
     """
 
     def __init__(
@@ -41,13 +37,13 @@ class Http1Protocol(asyncio.Protocol):
         self._end = SocketEnd()
         self._admission: Admission | None = None
         self._is_blocked = False
-        """The client does not take what we write."""
+        """The client does not read what was written."""
         self._has_ended = False
         """The client sends no more, and may still read."""
         self._waiting: dict[int, HttpRequest] = {}
-        """Requests whose handler waits for something, by their number."""
+        """Requests whose handler waits, by number."""
         self._unread = b""
-        """What has arrived in this turn of the loop."""
+        """Bytes that have arrived in this turn of the loop."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         registry = self._registry
@@ -65,13 +61,13 @@ class Http1Protocol(asyncio.Protocol):
             self._registry.serve_soon(self)
             if len(data) > _MUCH:
                 self._pause()
-        else:  # the transport read all that there was room for, and there is more
+        else:  # the transport filled its buffer, and there is more
             self._unread += data
             self.serve()
             self.flush()
 
     def serve(self) -> None:
-        """Answer what has arrived, as far as it can be without waiting."""
+        """Process the requests that have arrived; handlers that wait answer later."""
         machine, admission, data = self._machine, self._admission, self._unread
         if not data and (self._is_blocked or not machine.has_more):
             return
@@ -93,7 +89,7 @@ class Http1Protocol(asyncio.Protocol):
             number += 1
 
     def eof_received(self) -> bool:
-        """Answer what was asked, for the client may still read; over TLS it cannot."""
+        """Answer the requests received, since the client may still read; over TLS it cannot."""
         self.serve()
         self.flush()
         self._has_ended = True
@@ -117,13 +113,12 @@ class Http1Protocol(asyncio.Protocol):
     def held(self) -> int:
         return len(self._unread) + self._machine.held + self._end.unsent
 
-    def look(self, now: float) -> None:
-        """End what takes too long."""
+    def enforce_timeouts(self, now: float) -> None:
         end, machine, limits = self._end, self._machine, self._registry.limits
-        if end.look(now, limits, is_blocked=self._is_blocked):
+        if end.enforce_timeouts(now, limits, is_blocked=self._is_blocked):
             return
         phase = machine.phase
-        waited = end.watch.lasted((phase, machine.received, machine.answered), now)
+        waited = end.watch.seconds_in((phase, machine.received, machine.answered), now)
         if phase is Phase.BUSY or self._unread:
             return
         patience = {Phase.HEADERS: limits.header_time, Phase.BODY: limits.body_time}.get(phase, limits.idle_time)
@@ -144,7 +139,6 @@ class Http1Protocol(asyncio.Protocol):
         self._end.abort()
 
     def flush(self) -> None:
-        """Send what is to be sent, and see what is next: more requests, a pause, or the end."""
         end, machine = self._end, self._machine
         transport = end.transport
         if transport is None or end.is_closing:
@@ -180,7 +174,7 @@ class Http1Protocol(asyncio.Protocol):
             self._registry.flush_soon(self)
 
     def _pause(self) -> None:
-        """Read no more for now; while we close, we read on."""
+        """Pause reading, except while the connection closes."""
         if not self._end.is_closing:
             self._end.pause()
 

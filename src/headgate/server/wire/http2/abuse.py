@@ -12,12 +12,10 @@ _EXCUSED_BY_WORK: Final = 4
 
 
 class Meter:
-    """Counts events in periods of time.
+    """Counts events in periods of time: `most` are allowed per period.
 
-    Args:
-        most: events allowed per period; each further one must be offset by a unit of useful work, which counts once. So
-            a long-lived client whose calls all time out at once is not treated as an attacker.
-        seconds: the length of a period.
+    Each further one must be offset by a unit of useful work, which counts once. So a long-lived client whose calls all
+    time out at once is not treated as an attacker.
     """
 
     __slots__ = ("_count", "_excused", "_most", "_seconds", "_start")
@@ -64,4 +62,4 @@ class AbuseGuard:
     def saw_control(self) -> None:
         """Count a useless frame; raise ConnectionFault if there are too many."""
         if self._control.runs_over(self.now, self.useful * _EXCUSED_BY_WORK):
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames without use")
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that have no effect")

@@ -14,7 +14,6 @@ are read in the loop itself; every other frame goes to the method for its type.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from headgate.server.wire.http2 import frames
@@ -217,7 +216,7 @@ class Http2Connection:
             self._greeted = True
         if self._blocks.number and kind != frames.CONTINUATION:
             raise protocol_error("a header block is interrupted")
-        read = _READERS.get(kind)
+        read = self._READERS.get(kind)
         if read is None:
             self._abuse.saw_control()
         else:
@@ -256,7 +255,7 @@ class Http2Connection:
             elif streams.was_skipped(number):
                 raise protocol_error("a stream with a lower number than the one before")
             elif not streams.was_dropped(number):
-                raise ConnectionFault(ErrorCode.STREAM_CLOSED, "HEADERS on a stream that is over")
+                raise ConnectionFault(ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
             else:  # of a stream that was reset here; the block may still change the table
                 self._heads.fields(block)
                 self._abuse.saw_control()
@@ -321,7 +320,7 @@ class Http2Connection:
             raise protocol_error("PRIORITY of the connection")
         if number not in self.streams.open:
             if len(payload) != 5 or frames.word(payload) & LARGEST_ID == number:
-                raise protocol_error("PRIORITY holds 5 bytes, and no stream depends on itself")
+                raise protocol_error("PRIORITY must have 5 bytes, and a stream cannot depend on itself")
         elif len(payload) != 5:
             self.streams.fail(number, ErrorCode.FRAME_SIZE_ERROR, events)
         elif frames.word(payload) & LARGEST_ID == number:
@@ -332,7 +331,7 @@ class Http2Connection:
         if number == 0 or streams.is_idle(number):
             raise protocol_error("RST_STREAM of a stream that was never opened")
         if len(payload) != 4:
-            raise size_error("RST_STREAM holds 4 bytes")
+            raise size_error("RST_STREAM must have 4 bytes")
         stream = streams.open.get(number)
         if stream is None:
             self._abuse.saw_control()
@@ -345,13 +344,13 @@ class Http2Connection:
     def _read_settings(self, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         self._abuse.saw_control()
         if number != 0:
-            raise protocol_error("SETTINGS of a stream")
+            raise protocol_error("SETTINGS on a stream")
         if flags & ACK:
             if payload:
-                raise size_error("an acknowledgement of SETTINGS holds nothing")
+                raise size_error("an acknowledgement of SETTINGS must be empty")
             return
         if len(payload) % 6:
-            raise size_error("SETTINGS hold 6 bytes each")
+            raise size_error("each setting must have 6 bytes")
         streams = self.streams
         window = streams.initial_window
         for what, value in frames.read_settings(payload):
@@ -373,36 +372,35 @@ class Http2Connection:
     def _read_ping(self, flags: int, number: int, payload: bytes, _events: list[Event]) -> None:
         self._abuse.saw_control()
         if number != 0:
-            raise protocol_error("PING of a stream")
+            raise protocol_error("PING on a stream")
         if len(payload) != 8:
-            raise size_error("PING holds 8 bytes")
+            raise size_error("PING must have 8 bytes")
         if not flags & ACK:
             self.streams.send_control(frames.ping(payload, ack=True))
 
     def _read_goaway(self, _flags: int, number: int, payload: bytes, _events: list[Event]) -> None:
         self._abuse.saw_control()
         if number != 0:
-            raise protocol_error("GOAWAY of a stream")
+            raise protocol_error("GOAWAY on a stream")
         if len(payload) < 8:
-            raise size_error("GOAWAY holds at least 8 bytes")
+            raise size_error("GOAWAY must have at least 8 bytes")
         self._peer_leaves = True
 
     def _read_window_update(self, _flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         self._abuse.saw_control()
         if len(payload) != 4:
-            raise size_error("WINDOW_UPDATE holds 4 bytes")
+            raise size_error("WINDOW_UPDATE must have 4 bytes")
         self.streams.widen(number, frames.word(payload) & LARGEST_WINDOW, events)
 
-
-_READERS: Final[dict[int, Callable[[Http2Connection, int, int, bytes, list[Event]], None]]] = {
-    frames.DATA: Http2Connection._read_data,  # noqa: SLF001  the table of the class above
-    frames.HEADERS: Http2Connection._read_headers,  # noqa: SLF001
-    frames.PRIORITY: Http2Connection._read_priority,  # noqa: SLF001
-    frames.RST_STREAM: Http2Connection._read_rst_stream,  # noqa: SLF001
-    frames.SETTINGS: Http2Connection._read_settings,  # noqa: SLF001
-    frames.PUSH_PROMISE: Http2Connection._read_push_promise,  # noqa: SLF001
-    frames.PING: Http2Connection._read_ping,  # noqa: SLF001
-    frames.GOAWAY: Http2Connection._read_goaway,  # noqa: SLF001
-    frames.WINDOW_UPDATE: Http2Connection._read_window_update,  # noqa: SLF001
-    frames.CONTINUATION: Http2Connection._read_continuation,  # noqa: SLF001
-}
+    _READERS: Final = {
+        frames.DATA: _read_data,
+        frames.HEADERS: _read_headers,
+        frames.PRIORITY: _read_priority,
+        frames.RST_STREAM: _read_rst_stream,
+        frames.SETTINGS: _read_settings,
+        frames.PUSH_PROMISE: _read_push_promise,
+        frames.PING: _read_ping,
+        frames.GOAWAY: _read_goaway,
+        frames.WINDOW_UPDATE: _read_window_update,
+        frames.CONTINUATION: _read_continuation,
+    }

@@ -112,7 +112,7 @@ def headers(stream: int, block: bytes, *, end: bool = False, size: int = FRAME_S
             frame(HEADERS, flags, stream, parts[0]),
             *(frame(CONTINUATION, 0, stream, part) for part in parts[1:-1]),
             frame(CONTINUATION, END_HEADERS, stream, parts[-1]),
-        ),
+        )
     )
 
 
@@ -146,7 +146,7 @@ def window_update(stream: int, more: int) -> bytes:
     return frame(WINDOW_UPDATE, 0, stream, _WORD.pack(more))
 
 
-def unpadded(payload: bytes) -> bytes:
+def strip_padding(payload: bytes) -> bytes:
     """Return the content of a padded DATA or HEADERS frame. Raises ConnectionFault."""
     if not payload or payload[0] >= len(payload):
         raise protocol_error("the padding is longer than the frame")

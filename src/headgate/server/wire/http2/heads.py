@@ -7,10 +7,11 @@ derived from it. The cache is cleared when the table changes; a block that chang
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from headgate.cache import BoundedCache
 from headgate.server.wire.http2 import frames
 from headgate.server.wire.http2.frames import (
     END_HEADERS,
@@ -21,7 +22,7 @@ from headgate.server.wire.http2.frames import (
     ErrorCode,
     protocol_error,
     size_error,
-    unpadded,
+    strip_padding,
 )
 from headgate.server.wire.http2.hpack import PSEUDO, Decoder, ImproperField, size_of
 from headgate.server.wire.limits import WireLimits
@@ -45,8 +46,8 @@ _METHOD: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJ
 _SCHEME: Final = b"+-.0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-class Http2Head(msgspec.Struct, frozen=True, gc=False):
-    """The validated headers of a request, shared by all requests with the same header block: never modified."""
+class Http2Head(msgspec.Struct, gc=False):
+    """The validated headers of a request, shared by all requests with the same header block."""
 
     method: bytes
     path: bytes
@@ -60,8 +61,8 @@ class Http2Head(msgspec.Struct, frozen=True, gc=False):
     """Without pseudo-headers."""
     content_length: int
     """Negative if it is not given."""
-    is_cached: bool = False
-    """Whether further requests may share it, so that caching anything about it is worthwhile."""
+    derived: Any = None
+    """What the service derived from it, kept for further requests; it must not refer to this head."""
 
 
 class Malformed(Exception):
@@ -89,10 +90,10 @@ class HeaderBlocks:
         if number & 1 == 0:
             raise protocol_error("HEADERS on a stream that a client cannot open")
         if flags & PADDED:
-            payload = unpadded(payload)
+            payload = strip_padding(payload)
         if flags & WITH_PRIORITY:
             if len(payload) < 5:
-                raise size_error("HEADERS with priority hold at least 5 bytes")
+                raise size_error("HEADERS with priority must have at least 5 bytes")
             if frames.word(payload) & LARGEST_ID == number:
                 raise protocol_error("a stream depends on itself")
             payload = payload[5:]
@@ -126,7 +127,7 @@ class Http2Heads:
     def __init__(self, limits: WireLimits) -> None:
         self._decoder = Decoder(limits.header_bytes, limits.headers)
         self._is_cacheable = False
-        self.known: dict[bytes, Http2Head] = {}
+        self.known = BoundedCache[bytes, Http2Head](_CACHED)
         """Heads by their blocks; look here before calling `read`."""
 
     def fields(self, block: bytes) -> Headers | None:
@@ -149,19 +150,15 @@ class Http2Heads:
             Malformed: the request is invalid.
         """
         fields = self.fields(block)
-        if fields is None:
-            return None
-        return read_head(fields, is_cached=self._is_cacheable and size_of(fields) <= _CACHED_BYTES)
+        return None if fields is None else read_head(fields)
 
     def remember(self, block: bytes, head: Http2Head) -> None:
-        """Cache a head that was just read, if possible."""
-        if head.is_cached:
-            if len(self.known) >= _CACHED:
-                self.known.clear()
-            self.known[block] = head
+        """Cache the head that was just read, if possible."""
+        if self._is_cacheable and size_of(head.headers) <= _CACHED_BYTES:
+            self.known.keep(block, head)
 
 
-def read_head(headers: Headers, *, is_cached: bool = False) -> Http2Head:
+def read_head(headers: Headers) -> Http2Head:
     """Validate the headers of a request (RFC 9113 section 8). Raises Malformed.
 
     Decoding has checked their characters: see `hpack.ImproperField`.
@@ -178,11 +175,10 @@ def read_head(headers: Headers, *, is_cached: bool = False) -> Http2Head:
     if b"cookie" in special:
         fields = _with_one_cookie(fields)
         headers = headers[:pseudo] + fields
-    return Http2Head(method, path, scheme, authority, headers, fields, _content_length(special), is_cached)
+    return Http2Head(method, path, scheme, authority, headers, fields, _content_length(special))
 
 
 def check_trailers(fields: Headers) -> None:
-    """Raise Malformed unless these are valid trailers."""
     if _special(fields)[1]:
         raise Malformed("pseudo-headers after a body")
 
@@ -232,7 +228,7 @@ def _check_target(method: bytes, scheme: bytes, path: bytes) -> None:
     if not scheme or scheme.translate(None, _SCHEME):
         raise Malformed("the :scheme is missing or malformed")
     if _has(path, _NOT_IN_TARGETS) or (path[:1] != b"/" and (path != b"*" or method != b"OPTIONS")):
-        raise Malformed("a :path begins with a slash and has no spaces; only OPTIONS may ask for *")
+        raise Malformed("a :path begins with a slash and has no spaces; only OPTIONS can have the target *")
 
 
 def _content_length(special: dict[bytes, bytes]) -> int:
@@ -251,5 +247,4 @@ def _with_one_cookie(fields: Headers) -> Headers:
 
 
 def _has(text: bytes, some: bytes) -> bool:
-    """Whether a text contains any of these bytes."""
     return len(text.translate(None, some)) != len(text)

@@ -43,7 +43,7 @@ _LARGEST_INTEGER_SHIFT: Final = 28
 
 def encode(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Encode fields, pseudo-headers first. Raises ValueError for an invalid name or value."""
-    return b"".join(starmap(_encoded, fields))
+    return b"".join(starmap(_encode_field, fields))
 
 
 _VALUES: Final[dict[bytes, dict[bytes, int]]] = {}
@@ -53,28 +53,18 @@ for _index, (_name, _value) in enumerate(HeaderTable.STATIC_TABLE, 1):
 
 
 @lru_cache(maxsize=1024)
-def _encoded(name: bytes, value: bytes) -> bytes:
-    start, whole = _name_encoded(name)
-    if value in whole:
-        return whole[value]
-    if value.translate(None, _CONTROLS) != value or value.strip(b" \t") != value:
-        raise ValueError(f"the value of {name.decode()} has a control character, or a space at its ends: {value!r}")
-    size = len(value)
-    return b"%b%c%b" % (start, size, value) if size < 0x7F else start + string(value)
-
-
-@lru_cache(maxsize=256)
-def _name_encoded(name: bytes) -> tuple[bytes, dict[bytes, bytes]]:
-    """Return how a field of this name begins, and the values of this name that have an index, with their encoding."""
+def _encode_field(name: bytes, value: bytes) -> bytes:
     bare = name[1:] if name[:1] == b":" else name
     if not bare or bare.translate(None, TOKEN):
         raise ValueError(f"a header's name must be lower-case letters, digits and some signs, not {name!r}")
+    values = _VALUES.get(name, {})
+    if value and value in values:
+        return bytes((0x80 | values[value],))
+    if value.translate(None, _CONTROLS) != value or value.strip(b" \t") != value:
+        raise ValueError(f"the value of {name.decode()} has a control character, or a space at its ends: {value!r}")
     kind = _NEVER_INDEXED if name in _SECRET else _WITHOUT_INDEXING
-    values = _VALUES.get(name)
-    if values is None:
-        return bytes((kind,)) + string(name), {}
-    whole = {value: bytes((0x80 | index,)) for value, index in values.items() if value}
-    return integer(min(values.values()), 4, kind), whole
+    start = integer(min(values.values()), 4, kind) if values else bytes((kind,)) + string(name)
+    return start + string(value)
 
 
 def integer(number: int, bits: int, first: int) -> bytes:
@@ -127,12 +117,7 @@ class Undecodable(Exception):
 
 
 class Decoder:
-    """Decodes the blocks of one client.
-
-    Args:
-        size: the most bytes of a list of fields, each counting 32 more than its name and value.
-        count: the most fields of a list.
-    """
+    """Decodes the blocks of one client, with up to `count` fields of up to `size` bytes; each field counts 32 more."""
 
     __slots__ = ("_count", "_entries", "_size", "_table_limit", "_table_size", "changes")
 

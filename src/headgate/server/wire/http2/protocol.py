@@ -30,14 +30,14 @@ class Http2Service(Protocol):
 
     def handle(self, events: list[Event]) -> None: ...
 
-    def look(self, now: float) -> None:
+    def enforce_timeouts(self, now: float) -> None:
         """End requests that take too long to arrive."""
 
     def resume(self) -> None:
         """Continue to send: the client reads again."""
 
     def leave(self) -> None:
-        """End what has no end of its own, once all else is answered."""
+        """End calls that may never end, once all others have their response."""
 
     def lose(self) -> None:
         """Abandon everything: the connection is lost."""
@@ -147,7 +147,7 @@ class Http2Protocol(asyncio.Protocol):
         self._service.lose()
         del self._service  # breaks a reference cycle, which would wait for the garbage collector
         if self._machine.fault:
-            _log.debug("An HTTP/2 connection ended: %s", self._machine.fault)
+            _log.debug("an HTTP/2 connection ended: %s", self._machine.fault)
 
     def pause_writing(self) -> None:
         self.is_blocked = True
@@ -162,12 +162,12 @@ class Http2Protocol(asyncio.Protocol):
     def held(self) -> int:
         return len(self._unread) + self._machine.held + self._end.unsent
 
-    def look(self, now: float) -> None:
+    def enforce_timeouts(self, now: float) -> None:
         limits, end = self._registry.limits, self._end
         machine, streams = self._machine, self.streams
-        if end.look(now, limits, is_blocked=self.is_blocked) or self._unread:
+        if end.enforce_timeouts(now, limits, is_blocked=self.is_blocked) or self._unread:
             return
-        begun = self._headers.lasted((machine.awaits_headers, self._events), now)
+        begun = self._headers.seconds_in((machine.awaits_headers, self._events), now)
         if machine.awaits_headers and begun > limits.header_time:
             self._give_up()
             return
@@ -175,9 +175,9 @@ class Http2Protocol(asyncio.Protocol):
             state: tuple[object, ...] = ("idle", self._events)
             longest = limits.idle_time
         else:
-            self._service.look(now)
+            self._service.enforce_timeouts(now)
             state, longest = ("waiting", streams.waiting, streams.resumed), limits.write_time
-        if end.watch.lasted(state, now) > longest and (not streams.open or streams.waiting):
+        if end.watch.seconds_in(state, now) > longest and (not streams.open or streams.waiting):
             self._give_up()
 
     def drain(self) -> None:

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TypeAlias
 
-from headgate.server.wire.eager import Waiting, begin
+from headgate.eager import Waiting, begin
 from headgate.server.wire.http2.frames import ErrorCode
 from headgate.server.wire.http2.heads import Http2Head
 from headgate.server.wire.http2.hpack import encode
 from headgate.server.wire.http2.protocol import Http2Protocol
 from headgate.server.wire.http2.streams import Aborted, Event, Opened, Received
-from headgate.server.wire.messages import WITHOUT_BODY, DateHeader, Handler, Headers, HttpRequest, HttpResponse
-
-_REMEMBERED = 64
-_Parts: TypeAlias = tuple[Http2Head, bytes, bytes, Headers]
-"""A head, its path, query, and headers, the host among them as in HTTP/1."""
+from headgate.server.wire.messages import WITHOUT_BODY, DateHeader, Handler, HttpRequest, HttpResponse
 
 
 class _PartialRequest:
-    """A request whose body is incomplete."""
-
-    __slots__ = ("head", "parts", "size")
+    __slots__ = ("head", "parts", "since", "size")
 
     def __init__(self, head: Http2Head) -> None:
         self.head = head
         self.parts: list[bytes] = []
         self.size = 0
+        self.since: float | None = None
+        """When `enforce_timeouts` first saw it."""
 
 
 class HttpService:
@@ -36,17 +31,12 @@ class HttpService:
         self._connection, self._streams, self._limits = connection, connection.streams, connection.limits
         self._handler, self._date = handler, date
         self._expected: dict[int, _PartialRequest] = {}
-        """Requests whose body has not come."""
-        self._since: dict[int, float] = {}
-        """When they were first looked at."""
-        self._known: dict[int, _Parts] = {}
-        """By the identity of the head, which is kept alive with it."""
+        """Requests whose body is incomplete."""
         self._waiting: dict[int, HttpRequest] = {}
-        """Requests whose handler waits for something, and whose client waits for the response."""
+        """Requests whose handler waits, and whose client waits for the response."""
         self.in_flight = 0
 
     def handle(self, events: list[Event]) -> None:
-        """Do what events ask for. What is to be sent is in the streams."""
         is_flooded = self._streams.waiting > self._limits.outgoing_bytes
         for event in events:
             if isinstance(event, Opened):
@@ -66,25 +56,23 @@ class HttpService:
                 if event.stream in self._waiting:
                     self._waiting.pop(event.stream).is_abandoned = True
 
-    def look(self, now: float) -> None:
-        """End requests that take too long to arrive."""
-        since = {stream: self._since.get(stream, now) for stream in self._expected}
-        self._since = since
-        for stream, start in list(since.items()):
-            if now - start > self._limits.body_time:
-                expected = self._expected.pop(stream)
+    def enforce_timeouts(self, now: float) -> None:
+        for stream, expected in list(self._expected.items()):
+            if expected.since is None:
+                expected.since = now
+            elif now - expected.since > self._limits.body_time:
+                del self._expected[stream]
                 late = HttpResponse.of_problem(408, "The request took too long to arrive.")
                 self._answer(stream, expected.head, late)
                 self._connection.flush_soon()
 
     def resume(self) -> None:
-        """Do nothing: what is sent is whole responses."""
+        """Do nothing: responses are sent as a whole."""
 
     def leave(self) -> None:
-        """Do nothing: all requests have an end."""
+        """Do nothing: all requests end."""
 
     def lose(self) -> None:
-        """Give everything up: the connection is gone."""
         self._expected.clear()
         for request in self._waiting.values():
             request.is_abandoned = True
@@ -95,7 +83,7 @@ class HttpService:
             return
         expected.size += len(data)
         expected.parts.append(data)
-        if len(expected.parts) > 1024:  # many small ones would take more room than their bytes
+        if len(expected.parts) > 1024:  # many small parts need more memory than their bytes
             expected.parts = [b"".join(expected.parts)]
         if expected.size > self._limits.body_bytes:
             del self._expected[stream]
@@ -105,13 +93,15 @@ class HttpService:
             self._ask(stream, expected.head, b"".join(expected.parts))
 
     def _ask(self, stream: int, head: Http2Head, body: bytes) -> None:
-        """Run the handler until it waits or ends."""
-        if stream not in self._streams.open:  # it was cancelled while it waited to be read
+        if stream not in self._streams.open:  # it was cancelled before it was processed
             return
-        known = self._known.get(id(head))
-        if known is None:
-            known = self._remember(head)
-        _, path, query, fields = known
+        if head.derived is None:
+            path, _, query = head.path.partition(b"?")
+            fields = head.fields
+            if head.authority and all(name != b"host" for name, _ in fields):
+                fields = [(b"host", head.authority), *fields]
+            head.derived = path, query, fields
+        path, query, fields = head.derived
         connection = self._connection
         admission = connection.admission
         if admission is not None and (refusal := admission.admit(path, head.headers)) is not None:
@@ -127,19 +117,6 @@ class HttpService:
         self.in_flight += 1
         self._waiting[stream] = request
         response.then(partial(self._done, stream, head))
-
-    def _remember(self, head: Http2Head) -> _Parts:
-        """Take a head apart, once for all requests that have it."""
-        path, _, query = head.path.partition(b"?")
-        fields = head.fields
-        if head.authority and all(name != b"host" for name, _ in fields):
-            fields = [(b"host", head.authority), *fields]
-        known = (head, path, query, fields)
-        if head.is_cached:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[id(head)] = known
-        return known
 
     def _done(self, stream: int, head: Http2Head, response: HttpResponse) -> None:
         self.in_flight -= 1

@@ -224,7 +224,7 @@ class Streams:
             if self.is_idle(number):
                 raise protocol_error("DATA on a stream that was never opened")
             if not self.was_dropped(number):
-                raise ConnectionFault(ErrorCode.STREAM_CLOSED, "DATA on a stream that is over")
+                raise ConnectionFault(ErrorCode.STREAM_CLOSED, "DATA on a closed stream")
             self.abuse.saw_control()
             return
         if stream.ended:
@@ -234,7 +234,7 @@ class Streams:
         if stream.credit < 0:
             self.fail(number, ErrorCode.FLOW_CONTROL_ERROR, events)
             return
-        data = frames.unpadded(payload) if flags & frames.PADDED else payload
+        data = frames.strip_padding(payload) if flags & frames.PADDED else payload
         size = len(data)
         if stream.missing >= 0:
             stream.missing -= size
@@ -394,19 +394,17 @@ class Streams:
         for stream in self.open.values():
             stream.window += more
             if stream.window > LARGEST_WINDOW:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS widen a stream beyond 2^31-1 bytes")
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS increase a window beyond 2^31-1 bytes")
         for number, stream in list(self.open.items()):
             if number in self.open:  # widening another one may have ended it
                 self._widened(number, stream, events)
 
     def _widened(self, number: int, stream: Http2Stream, events: list[Event]) -> None:
-        """Send what a stream's changed window permits."""
         if stream.queue is not None and stream.window > 0:
             self.blocked.setdefault(number, stream)
             self._flush(events)
 
     def _flush(self, events: list[Event]) -> None:
-        """Send what the connection's window permits."""
         blocked = self.blocked
         while blocked and self.window > 0:
             number, stream = blocked.popitem(last=False)
@@ -450,7 +448,7 @@ class Streams:
         return frames.headers(number, block, end=end, size=self.frame_size)
 
     def _finish(self, number: int, stream: Http2Stream) -> None:
-        """Close a stream after its response; tell the client not to send the rest of an incomplete request."""
+        """Close a stream after its response; ask the client not to send the rest of an incomplete request."""
         self.abuse.useful += 1
         if stream.ended and not stream.held:
             del self.open[number]

@@ -1,5 +1,7 @@
 -- What the algorithms share. Each of them is the twin of the file of the same name in headgate/core and keeps its laws:
--- whole numbers below 2^53, time as an argument, one function per algorithm. Its file returns that function and the length of its state.
+-- whole numbers below 2^53, time as an argument, one function per algorithm. Its file returns that function, the length
+-- of its state and, if a key holds more than that and the journal of plan.lua, a table of functions for it: `load`,
+-- `save`, `marked` and `unmarked` of sliding_window_log.lua.
 --
 --   step(state, quota, cost, now, key, since) -> state, allowed, remaining, retry_after, reset_after, pressure, delay
 --
@@ -14,7 +16,7 @@
 -- And each call of the script pays for every local that a function refers to: constants are literals, 2^51 among them.
 
 -- Arithmetic that is needed where a limit has changed, or is too odd to be counted exactly; see core/numbers.py. It is
--- made when it is first asked for.
+-- made when it is first needed.
 local made
 local function rates()
   if made then return made end
@@ -69,7 +71,7 @@ local function rates()
   return made
 end
 
--- The mark to keep and the pressure to tell, for what is below the calm threshold as well as above it.
+-- The mark to keep and the pressure, for what is below the calm threshold as well as above it.
 local function judged(quota, mark, remaining, cost)
   if remaining >= quota.calm then return 0, 0 end
   if remaining == 0 then return quota.warn > 0 and 1 or 0, 2 end

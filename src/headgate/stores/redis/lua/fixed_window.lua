@@ -1,7 +1,7 @@
 -- Twin of core/fixed_window.py. State: end, used, mark.
 local by_calendar = name == 'fw/calendar'
 
--- How long the period at `now` still lasts. Two are told, those around the caller's time; should the clocks differ by
+-- How long the period at `now` still lasts. Two are given, those around the caller's time; should the clocks differ by
 -- more, periods are as long as the window.
 local function left_of_period(quota, now)
   local start, finish, after = quota.gain, quota.unit, quota.every

@@ -18,13 +18,13 @@ end
 -- The transition of any state, whatever limit it was written under, and of any cost.
 local function any_state(state, quota, cost, now, _, since)
   local limit, capacity = quota.limit, quota.capacity
-  local tat, fraction, written_under, kept, mark = now, 0, limit, capacity, quota.low
-  if state then tat, fraction, written_under, kept, mark = unpack_from('<ddddB', state) end
-  if tat < now then tat, fraction, written_under, kept, mark = now, 0, limit, capacity, quota.low end
+  local tat, fraction, written_under, capacity_then, mark = now, 0, limit, capacity, quota.low
+  if state then tat, fraction, written_under, capacity_then, mark = unpack_from('<ddddB', state) end
+  if tat < now then tat, fraction, written_under, capacity_then, mark = now, 0, limit, capacity, quota.low end
   local scaled, gain, per, unit = rates().scaled, rates().rate(written_under, quota.window, (mark - mark % 4) / 4)
   local read = tat
-  tat, fraction = mended(tat, fraction, now, kept, quota.window, gain, per, unit)
-  if tat ~= read then state = pack('<ddddB', tat, fraction, written_under, kept, mark) end
+  tat, fraction = mended(tat, fraction, now, capacity_then, quota.window, gain, per, unit)
+  if tat ~= read then state = pack('<ddddB', tat, fraction, written_under, capacity_then, mark) end
   local debt = owed(tat - now, fraction, gain, per)
   local pressed, carried = mark % 2, mark % 4 >= 2 and 2 or 0
   if debt > 0 and (written_under ~= limit or mark - mark % 4 ~= quota.low) then carried = 2 end
@@ -55,7 +55,7 @@ local function any_state(state, quota, cost, now, _, since)
   end
   local marked, pressure = judged(quota, pressed, remaining, cost)
   if cost < 0 or debt == 0 then
-    state = pack('<ddddB', tat, fraction, written_under, kept, mark - pressed + marked)
+    state = pack('<ddddB', tat, fraction, written_under, capacity_then, mark - pressed + marked)
   end
   return state, 1, remaining, 0, reset, pressure, 0
 end
@@ -66,12 +66,12 @@ local function gcra(state, quota, cost, now, _, since)
   if cost < 0 or quota.per > 1 then return any_state(state, quota, cost, now, nil, since) end
   local debt, mark = 0, 0
   if state then
-    local tat, fraction, written_under, kept
-    tat, fraction, written_under, kept, mark = unpack_from('<ddddB', state)
+    local tat, fraction, written_under, capacity_then
+    tat, fraction, written_under, capacity_then, mark = unpack_from('<ddddB', state)
     debt = tat - now
     if debt < 0 then
       debt, mark = 0, mark % 2
-    elseif written_under ~= quota.limit or mark > 1 or kept ~= quota.capacity
+    elseif written_under ~= quota.limit or mark > 1 or capacity_then ~= quota.capacity
       or debt > quota.window or gain * quota.window > 2^51
     then
       return any_state(state, quota, cost, now, nil, since)

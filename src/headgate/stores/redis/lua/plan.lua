@@ -6,13 +6,13 @@
 --          verb, one letter: c check, p peek, r refund, x reset, o once, u refund a charge, s try out, q find; C and O as c and
 --          o, but they may be undone, and b undoes
 --          the number of its limits, two bytes, and of its records, 0 or 1, one byte
---          since, a double; of u also until when it may be given back
+--          since, a double; of u also until when it may be refunded
 --          for each limit: its cost, a double; the name of its step, ended by a zero byte; limit, capacity, window,
 --          gain, unit, every, calm, warn, queue, fineness: doubles. With a calendar, when its period begins, when the next one does, and when that
 --          is over take the places of gain, unit and every
 -- reply  one string: for each plan the time in microseconds, then for each of its limits allowed, remaining,
 --        retry_after, reset_after, pressure, delay; integers of 8 bytes. If a plan of several fails
---        all its numbers are -1 (somebody has put something else under its key) or -2 (the user lacks a permission),
+--        all its numbers are -1 (another program wrote to its key) or -2 (the user lacks a permission),
 --        nothing of it was done, and the others are answered.
 --
 -- try out is a check if the last check before it in this call was an admission, else a peek
@@ -22,7 +22,7 @@
 -- find   q: the answer of once if there is such a record, else zeros
 -- u      gives nothing back from that time on. With a record it keeps its answer there until then; finding one, it
 --        gives that answer, and nothing back
--- undo   makes it as if a check of this cost at the time `since`, C or O, had never been asked, and answers as a peek.
+-- undo   makes it as if a check of this cost at the time `since`, C or O, had never been made, and answers as a peek.
 --        With a record it does so for the last of the requests that go by it, and forgets the record
 --
 -- Every key has a time to live after every operation: until its state means that nothing is used. And a plan that fails
@@ -49,7 +49,9 @@ local function save(key, quota, before, after, reset, longer)
   if quota.log then quota.log.save(key, after, ttl, expiry) else call('SET', key, after, 'PXAT', expiry) end
 end
 
--- The quota that is packed at a byte of a text, and where the next one begins.
+-- The quota that is packed at a byte of a text, and where the next one begins. Of a bucket: `full` is its capacity in
+-- fractions, of which `unit` make one unit of cost and `gain` come back in `per` us; `low` is the mark of a state that
+-- counts as finely, without its two lowest bits (see core/token_bucket.py).
 local last, step, size, log
 local function quota_at(text, at)
   local name, limit, capacity, window, gain, unit, every, calm, warn, queue, fine
@@ -89,7 +91,7 @@ local function decider()
   -- by. Its parts: the number of those quotas, a byte; whether anything was there before, a byte; when the journal began,
   -- and when the last check was made that became part of the state before, 0 for none, doubles; that state; the quotas
   -- as they came; and of each check the time, a double, the cost, four bytes, and which of the quotas, a byte. A cost
-  -- below zero was undone, but others queue behind it, who were told to wait for it. What else changes the state ends
+  -- below zero was undone, but others queue behind it, whose turn depends on it. What else changes the state ends
   -- the journal.
   local ENTRY, KEPT_US, LONGEST, MOST_QUOTAS = 13, 2000000, 64 * 13, 8
 
@@ -159,7 +161,7 @@ local function decider()
   end
 
   -- Where in a journal a check is that is to be undone: the last of those that are alike. In a queue it is the first of
-  -- them, as each was told its turn, and so it stays until the others are undone as well.
+  -- them, as each has its turn, and so it stays until the others are undone as well.
   local function entry_of(quota, checks, place, cost, since)
     local found
     for at = 1, #checks, ENTRY do
@@ -191,7 +193,7 @@ local function decider()
     return joined(replayed(base, checks, quotas, #checks), base, checks, quotas, begun, folded)
   end
 
-  local function ask(plan, index, units, key, since)
+  local function take(plan, index, units, key, since)
     local quota = plan[index]
     local state, allowed, remaining, retry, reset, pressure, delay =
       quota.step(before[index], quota, units, now, key, since)
@@ -202,16 +204,16 @@ local function decider()
 
   -- What the limit has now, and whether it would admit the cost; takes nothing, but may mend a state (law 8).
   local function look(plan, index, key)
-    local cost, _, remaining = plan[index].cost, ask(plan, index, 0, key)
+    local cost, _, remaining = plan[index].cost, take(plan, index, 0, key)
     after[index] = before[index]
-    if remaining < cost then ask(plan, index, cost, key) end
+    if remaining < cost then take(plan, index, cost, key) end
   end
 
   -- Take its cost from each limit if all admit theirs, else from none; returns the first that does not.
   local function check(plan, first)
     local count = plan.count
     for refused = 1, count do
-      if not ask(plan, refused, plan[refused].cost, KEYS[first + refused]) then
+      if not take(plan, refused, plan[refused].cost, KEYS[first + refused]) then
         for index = 1, count do
           if index ~= refused then look(plan, index, KEYS[first + index]) end
         end
@@ -225,13 +227,13 @@ local function decider()
     for index = 1, plan.count do
       local key, quota = KEYS[first + index], plan[index]
       if verb == 'r' then
-        ask(plan, index, -quota.cost, key)
+        take(plan, index, -quota.cost, key)
       elseif verb == 'b' then
         local held = before[index]
         if quota.log then
           if held and now >= plan.since then
             before[index] = quota.log.unmarked(held, plan.since)
-            ask(plan, index, -quota.cost, key, plan.since)
+            take(plan, index, -quota.cost, key, plan.since)
             save(key, quota, held, quota.log.marked(after[index]), resets[index], true)
             held = quota.log.load(key)
             before[index] = held
@@ -243,9 +245,9 @@ local function decider()
         if held and not before[index] then call('DEL', key) end
         before[index] = held
       elseif verb == 'u' and now >= plan.since and (plan.last == 0 or now < plan.last) then
-        ask(plan, index, -quota.cost, key, plan.since)
+        take(plan, index, -quota.cost, key, plan.since)
       else
-        if verb == 'u' or verb == 'q' then ask(plan, index, 0, key) else look(plan, index, key) end
+        if verb == 'u' or verb == 'q' then take(plan, index, 0, key) else look(plan, index, key) end
         after[index] = before[index]
       end
       if not before[index] then after[index] = false end

@@ -1,1 +1,0 @@
-"""Who the clients of proxies are, by a file that an operator writes: addresses, API keys and tokens."""
