@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import os
 import socket
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pytest
 
 from headgate.core.errors import UsageError
 from headgate.server.ports import Port, listen, listen_at, stop_accepting, stop_listening
-from headgate.server.private_folder import private_folder
+from headgate.server.private_folder import PrivateFolder
 from tests.servers import until
 
 
@@ -144,24 +146,24 @@ def test_folders_of_killed_processes_are_removed_by_the_next(tmp_path: Path) -> 
     (tmp_path / "headgate-run-else").write_text("not a folder")
     (tmp_path / "headgate-run-link").symlink_to(tmp_path)
     script = f"""
-from headgate.server.private_folder import private_folder
-with private_folder({str(tmp_path)!r}) as folder:
-    (folder / "shared").mkdir()
-    print(folder, flush=True)
+from headgate.server.private_folder import PrivateFolder
+with PrivateFolder({str(tmp_path)!r}) as folder:
+    (folder.path / "shared").mkdir()
+    print(folder.path, flush=True)
     input()
 """
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         left = Path(process.stdout.readline().strip())
-        with private_folder(str(tmp_path)) as mine:
+        with PrivateFolder(str(tmp_path)) as mine:
             assert left.exists(), "its process lives"
             process.kill()
             process.wait()
             assert left.exists()
-            with private_folder(str(tmp_path)):
+            with PrivateFolder(str(tmp_path)):
                 assert not left.exists()
-                assert mine.exists()
+                assert mine.path.exists()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["headgate-run-else", "headgate-run-link"]
 
 
@@ -169,19 +171,43 @@ def test_concurrent_starts_do_not_disturb_each_other(tmp_path: Path) -> None:
     """A folder may be seen before it is locked: then another one is made."""
 
     def used(_: int) -> bool:
-        with private_folder(str(tmp_path)) as folder:
-            (folder / "file").write_text("mine")
-            with private_folder(str(tmp_path)):
-                return (folder / "file").exists()
+        with PrivateFolder(str(tmp_path)) as folder:
+            (folder.path / "file").write_text("mine")
+            with PrivateFolder(str(tmp_path)):
+                return (folder.path / "file").exists()
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(used, range(200)))
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_folder_that_was_removed_is_made_again_for_the_rest_of_the_process(tmp_path: Path) -> None:
+    """Cleaners of temporary files may remove it; then other processes must not."""
+    with PrivateFolder(tmp_path) as folder:
+        assert not folder.restore(), "it is there"
+        for _ in range(2):
+            folder.path.rmdir()
+            assert folder.restore()
+            assert folder.path.stat().st_mode & 0o777 == 0o700
+            with PrivateFolder(tmp_path):
+                assert folder.path.exists()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_that_another_process_has_made_in_its_place_is_reported(tmp_path: Path) -> None:
+    with PrivateFolder(tmp_path) as folder:
+        folder.path.rmdir()
+        folder.path.mkdir()
+        theirs = os.open(folder.path, os.O_RDONLY)
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        with pytest.raises(PermissionError, match="cannot be made again: another user or process has it"):
+            folder.restore()
+        os.close(theirs)
+
+
 def test_an_unusable_parent_folder_is_reported(tmp_path: Path) -> None:
     with (
         pytest.raises(UsageError, match=r"create a folder in .*/nowhere"),
-        private_folder(f"{tmp_path}/nowhere"),
+        PrivateFolder(f"{tmp_path}/nowhere"),
     ):
         raise AssertionError("it was made")

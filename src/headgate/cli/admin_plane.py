@@ -45,7 +45,7 @@ class ServedAdmin(NamedTuple):
         return self.plane.serving(self.port.sockets[0], node.engine, reports.hot_keys, reports.worker_counts, *taken)
 
     @asynccontextmanager
-    async def beside_workers(self, folder: str) -> AsyncIterator[None]:
+    async def beside_workers(self, folder: Path) -> AsyncIterator[None]:
         """Serve in the process that supervises workers, which share a store and their counters."""
         from headgate.engine import AsyncEngine  # noqa: PLC0415  needed only with an admin plane
         from headgate.observe.workers import CounterFiles  # noqa: PLC0415

@@ -99,7 +99,7 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from headgate.gateway.bootstrap import resources_of  # noqa: PLC0415
     from headgate.gateway.envoy import validate  # noqa: PLC0415  see above
     from headgate.gateway.loading import load_gateway  # noqa: PLC0415
-    from headgate.server.private_folder import private_folder  # noqa: PLC0415
+    from headgate.server.private_folder import PrivateFolder  # noqa: PLC0415
     from headgate.stores import open_store  # noqa: PLC0415
 
     gateway = load_gateway(arguments.file, store=os.environ.get("HEADGATE_STORE") or "memory")
@@ -108,8 +108,8 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.write_json(resources.whole(secret=True))
         return OK
     open_store(gateway.decisions.store).close()  # nothing is connected
-    with private_folder() as folder:
-        refusal = validate(resources.whole(secret=False), folder)
+    with PrivateFolder() as folder:
+        refusal = validate(resources.whole(secret=False), folder.path)
     if refusal:
         terminal.write_error(
             f"headgate: {printable(arguments.file)}: Envoy refuses the configuration: {printable(refusal)}"

@@ -19,7 +19,7 @@ from headgate.messages import printable
 from headgate.observe import logs
 from headgate.server import process
 from headgate.server.ports import Port, examine, listen
-from headgate.server.private_folder import private_folder
+from headgate.server.private_folder import PrivateFolder
 from headgate.server.settings import LOG_FORMATS, Settings
 from headgate.server.supervisor import CannotStart, Supervisor
 from headgate.stores import open_store
@@ -131,9 +131,9 @@ def _greeting(
 
 def _run(settings: Settings, ports: list[Port], serving: Callable[[int], None], admin: ServedAdmin | None) -> None:
     if settings.workers > 1:
-        with private_folder() as folder:
-            beside = partial(admin.beside_workers, str(folder)) if admin else nullcontext
-            asyncio.run(Supervisor(settings, ports, str(folder), lambda report: serving(report.rules), beside).run())
+        with PrivateFolder() as folder:
+            beside = partial(admin.beside_workers, folder.path) if admin else nullcontext
+            asyncio.run(Supervisor(settings, ports, folder, lambda report: serving(report.rules), beside).run())
     else:
         sockets = {port.name: port.sockets[0] for port in ports}
         beside_node = admin.beside_node if admin else None

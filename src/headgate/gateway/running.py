@@ -48,7 +48,7 @@ from headgate.live import FileSource, Live
 from headgate.policy.snapshot import snapshot_folder
 from headgate.server.identity import OF_DATABASE
 from headgate.server.ports import examine, listen_at
-from headgate.server.private_folder import private_folder
+from headgate.server.private_folder import PrivateFolder
 from headgate.server.process import Shutdown, handle_signals, log_announcement
 from headgate.server.settings import Settings
 from headgate.server.supervisor import Supervisor
@@ -129,7 +129,7 @@ class RunningGateway:
         following: Callable[[str, Path], ConsumerKeys] | None = None,
     ) -> None:
         self._stack = ExitStack()
-        self._folder = self._stack.enter_context(private_folder(_runtime_folder()))
+        self._folder = self._stack.enter_context(PrivateFolder(_runtime_folder())).path
         self._logs = log_format, log_level
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changes: asyncio.Queue[Resources] = asyncio.Queue()
@@ -217,10 +217,9 @@ class RunningGateway:
                 port = listen_at(kind, decision_sockets(folder, gateway.decisions.workers, kind))
                 stack.callback(port.close)
                 ports.append(port)
-            shared = self._folder / "shared"
-            shared.mkdir()
+            shared = stack.enter_context(PrivateFolder(folder))
             settings = settings_of(gateway, self._folder, *self._logs, self._consumer_folder)
-            self._supervisor = Supervisor(settings, ports, str(shared), lambda _: decides.set())
+            self._supervisor = Supervisor(settings, ports, shared, lambda _: decides.set())
             await self._supervisor.supervise()
 
     async def _follow(self) -> None:

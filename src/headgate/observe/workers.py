@@ -165,11 +165,7 @@ class CounterFiles:
         self._reading = threading.Lock()  # several threads of the admin plane read
 
     def open(self, worker: int) -> CounterFile:
-        """Return the counters of a worker, for that worker. Raises UsageError if another one is alive.
-
-        A missing directory is created again: cleaners of temporary files may have removed it.
-        """
-        self.directory.mkdir(mode=0o700, exist_ok=True)
+        """Return the counters of a worker, for that worker. Raises UsageError if another one is alive."""
         return CounterFile(self.directory / f"{worker}{_ENDING}", worker)
 
     def read(self) -> list[WorkerCounts]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
+from types import TracebackType
+from typing import Self
 
 from headgate.core.errors import UsageError
 
@@ -21,34 +22,53 @@ _TRIES = 20
 """A process that starts at the same time may remove a new folder before it is locked."""
 
 
-@contextmanager
-def private_folder(parent: str | None = None) -> Iterator[Path]:
-    """Make a folder for the duration of a with block, and remove those that killed processes of this user left behind.
+class PrivateFolder:
+    """A folder for the duration of a with block. Folders that killed processes of this user left behind are removed.
 
     Its parent is by default the folder of temporary files. Raises UsageError if it cannot be made or locked.
     """
-    for left in Path(parent or gettempdir()).glob(f"{_PREFIX}*"):
-        if (lock := _lock(left)) is not None:
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(lock)
-    folder, lock = _make(parent)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+
+    def __init__(self, parent: str | os.PathLike[str] | None = None) -> None:
+        parent = parent or gettempdir()
+        for left in Path(parent).glob(f"{_PREFIX}*"):
+            if (lock := _lock(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+        self.path, self._lock = _make(parent)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+    def restore(self) -> bool:
+        """Make the folder again, and lock it, if it was removed. Returns whether it was. Raises OSError."""
+        if _is_at(self._lock, self.path):
+            return False
+        for _ in range(_TRIES):
+            with suppress(FileExistsError):
+                self.path.mkdir(0o700)
+            if (lock := _lock(self.path)) is not None:
+                os.close(self._lock)
+                self._lock = lock
+                return True
+        raise PermissionError(f"{self.path} was removed and cannot be made again: another user or process has it")
 
 
-def _make(parent: str | None) -> tuple[Path, int]:
+def _make(parent: str | os.PathLike[str]) -> tuple[Path, int]:
     """Return a new folder, and the file descriptor that holds its lock. Raises UsageError."""
     for _ in range(_TRIES):
         try:
             folder = Path(mkdtemp(prefix=_PREFIX, dir=parent))
         except OSError as error:
-            raise UsageError(f"cannot create a folder in {parent or gettempdir()}: {error.strerror}") from None
+            raise UsageError(f"cannot create a folder in {parent}: {error.strerror}") from None
         if (lock := _lock(folder)) is not None:
             return folder, lock
-    raise UsageError(f"cannot lock folders in {parent or gettempdir()}: set TMPDIR or XDG_RUNTIME_DIR to another one")
+    raise UsageError(f"cannot lock folders in {parent}: set TMPDIR or XDG_RUNTIME_DIR to another one")
 
 
 def _lock(folder: Path) -> int | None:
@@ -59,10 +79,18 @@ def _lock(folder: Path) -> int | None:
         return None
     try:
         flock(opened, LOCK_EX | LOCK_NB)
-        found = os.fstat(opened)
-        if found.st_uid == os.geteuid() and os.path.samestat(found, folder.lstat()):
-            return opened
     except OSError:
         pass
+    else:
+        if os.fstat(opened).st_uid == os.geteuid() and _is_at(opened, folder):
+            return opened
     os.close(opened)
     return None
+
+
+def _is_at(opened: int, folder: Path) -> bool:
+    """Return whether an open folder is still at its path."""
+    try:
+        return os.path.samestat(os.fstat(opened), folder.lstat())
+    except FileNotFoundError:
+        return False

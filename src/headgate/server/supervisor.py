@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
@@ -30,13 +29,13 @@ from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Self
 
 import msgspec
 
 from headgate.core.errors import HeadgateError
 from headgate.server.ports import Port, stop_accepting, stop_listening
+from headgate.server.private_folder import PrivateFolder
 from headgate.server.process import Shutdown, handle_signals, log_announcement, log_enforcement
 from headgate.server.settings import Settings
 from headgate.server.worker import ANNOUNCE, DRAIN, LONGEST_LINE, SWITCH, Orders, Report, encode_line
@@ -74,7 +73,7 @@ class Supervisor:
         self,
         settings: Settings,
         ports: Sequence[Port],
-        folder: str,
+        folder: PrivateFolder,
         serving: Callable[[Report], object],
         beside: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
@@ -111,6 +110,7 @@ class Supervisor:
         while not self._shutdown.announced.is_set():
             started_at = loop.time()
             try:
+                self._restore_folder()
                 worker = self._workers[slot] = await WorkerProcess.start(self._orders(slot))
             except OSError as error:
                 self._process_report(slot, Report.of_failure(error))
@@ -139,7 +139,15 @@ class Supervisor:
 
     def _orders(self, slot: int) -> Orders:
         sockets = {port.name: port.sockets[slot].fileno() for port in self._ports}
-        return Orders(replace(self._settings, enforcement=self._enforcing), sockets, slot, self._folder)
+        return Orders(replace(self._settings, enforcement=self._enforcing), sockets, slot, str(self._folder.path))
+
+    def _restore_folder(self) -> None:
+        if self._folder.restore():
+            _LOG.error(
+                "%s, the folder of the workers' counters, was removed: "
+                "the metrics of each replaced worker restart at zero",
+                self._folder.path,
+            )
 
     def _process_report(self, slot: int, report: Report) -> None:
         if not report.error:
@@ -220,7 +228,6 @@ class WorkerProcess:
     @classmethod
     async def start(cls, orders: Orders) -> Self:
         """Start a process and send it orders. Raises OSError, for example if there are too many processes."""
-        _restore_folder(orders.folder)
         ours, theirs = socket.socketpair()
         try:
             with theirs:  # its own process group: keys typed at the terminal are for the supervisor
@@ -283,17 +290,3 @@ def exit_text(code: int | None) -> str:
 def restart_pause(before: float, seconds: float) -> float:
     """Return the pause before a process that ran for some seconds is started again, given the last pause."""
     return 0.0 if seconds > _STABLE_SECONDS else min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * before))
-
-
-def _restore_folder(folder: str) -> None:
-    """Recreate the folder of the counters if it was removed. Raises OSError."""
-    try:
-        Path(folder).mkdir(0o700)
-    except FileExistsError:
-        if Path(folder).lstat().st_uid != os.geteuid():
-            raise PermissionError(f"{folder}, the folder of the workers' counters, belongs to another user") from None
-    else:
-        _LOG.error(
-            "%s, the folder of the workers' counters, was removed: the metrics of each replaced worker restart at zero",
-            folder,
-        )

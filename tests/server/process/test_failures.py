@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from headgate.protos import message_class
+from headgate.server.private_folder import PrivateFolder
 from headgate.server.rls import SHOULD_RATE_LIMIT
 from tests.observe.readings import value
 from tests.proxy import proxy
@@ -166,6 +167,8 @@ def test_workers_are_replaced_although_the_folder_of_their_counters_was_removed(
     until(lambda: folder.exists() and removed in found.complained, "it is logged")
     until(lambda: any(folder.glob("*.metrics")), "the one in its place counts", SECONDS)
     until(lambda: found.get("/metrics")[0] == 200, "it serves", SECONDS)
+    with PrivateFolder(folder.parent):  # of another process, which removes folders that nobody has locked
+        assert folder.exists()
     os.kill(max(workers), signal.SIGKILL)  # the other, which has counted nowhere since
 
 
