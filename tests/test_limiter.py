@@ -350,8 +350,8 @@ def test_a_store_object_is_used_as_it_is_unless_a_mode_is_given() -> None:
             raise StoreUnavailable(f"down for {call}")
 
     with pytest.raises(StoreUnavailable, match="down"):
-        Limiter("1/s", store=Away()).peek("ada")
-    assert not Limiter("1/s", store=Away(), on_store_failure="deny").peek("ada")
+        Limiter("2/s", store=Away()).peek("ada", 2)
+    assert not Limiter("2/s", store=Away(), on_store_failure="deny").peek("ada", 2)
 
 
 def test_a_limiter_on_a_server_is_strict(redis: RedisServer) -> None:
