@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Iterator
+from copy import copy, deepcopy
 from pickle import dumps, loads
 
 import pytest
@@ -155,13 +156,14 @@ def test_a_refund_acts_once_however_many_others_come_between(manual_clock: Manua
     assert len(identities) <= 10_000, "decisions that were dropped are forgotten"
 
 
-def test_a_pickled_decision_is_the_same_charge() -> None:
+def test_a_copied_or_pickled_decision_is_the_same_charge() -> None:
     limiter = Limiter("1000/day fixed_window; 1000/hour fixed_window")
     before, after = limiter.check("ada", 10), limiter.check("ada", 10)
     limiter.check("ada", 50)
     limiter.refund("ada", before)
-    copies = loads(dumps((before, after)))  # noqa: S301  our own bytes
-    assert copies == (before, after)
+    copies = [each for both in (copy, deepcopy) for each in (both(before), both(after))]
+    copies += loads(dumps([before, after]))  # noqa: S301  our own bytes
+    assert copies == [before, after] * 3
     limiter.refund("ada", after)
     for each in copies:
         limiter.refund("ada", each)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -64,6 +64,10 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
     def __hash__(self) -> int:
         return hash(_fields(self))
+
+    def __copy__(self) -> Self:
+        """Return itself: a copy would be another charge, which could be refunded once more."""
+        return self
 
     def __repr__(self) -> str:
         facts = ["allowed" if self.allowed else f"denied, retry_after={self.retry_after:g}"]
