@@ -138,9 +138,9 @@ class MemoryStore:
         It is faster than `run`, since it looks nothing up. A key that has states is valid.
         """
         if len(family.quotas) > 1:
-            return self._bind_several(family)
+            return self._bind_any(family)
         store, lock, clock, step = self, self._lock, self._now, family.quotas[0].step
-        states, check_any = self._bound(family.spaces[0]), self._bind_any_cost(family)
+        states, check_any = self._bound(family.spaces[0]), self._bind_any(family)
         one = 1  # compared by identity: True and 1.0 equal it, but are not costs
 
         def check(key: str, cost: int = 1) -> Decision:
@@ -164,46 +164,29 @@ class MemoryStore:
 
         return check
 
-    def _bind_several(self, family: Family) -> Check:
+    def _bind_any(self, family: Family) -> Check:
+        """Return the function for any number of limits, and for any cost."""
         store, lock, clock, quotas = self, self._lock, self._now, family.quotas
-        tables, check_any = [self._bound(space) for space in family.spaces], self._bind_any_cost(family)
-        costs, one = (1,) * len(quotas), 1
+        tables, run = [self._bound(space) for space in family.spaces], plain_check(self, family)
+        costs, one, peek = (1,) * len(quotas), 1, 0
 
         def check(key: str, cost: int = 1) -> Decision:
-            if cost is not one:
-                return check_any(key, cost)
+            if cost is not one and cost is not peek:
+                return run(key, cost)
             with lock:
                 now = time_ns() // 1000 if clock is None else clock()
                 if now >= store._next_due:
                     store._sweep(now)
                 try:
                     before = [states[key] for states in tables]
+                    if cost is peek:
+                        return plans.peek(quotas, before, costs, now)[1]
                     after, decision = plans.check(quotas, before, costs, now)
                     if after is before or _replace(tables, [key] * len(tables), before, after):
                         return decision
                 except (KeyError, TypeError):  # as for one limit
                     pass
-                return store._decide(Call(_CHECK, family.plan(key)), now)
-
-        return check
-
-    def _bind_any_cost(self, family: Family) -> Check:
-        """Return the function for costs other than 1. A cost of 0, a peek, is as fast as a check of 1."""
-        store, lock, clock, quotas = self, self._lock, self._now, family.quotas
-        tables, check_any = [self._bound(space) for space in family.spaces], plain_check(self, family)
-        costs = (1,) * len(quotas)
-
-        def check(key: str, cost: int = 1) -> Decision:
-            if cost != 0 or type(cost) is not int:
-                return check_any(key, cost)
-            with lock:
-                now = time_ns() // 1000 if clock is None else clock()
-                if now >= store._next_due:
-                    store._sweep(now)
-                try:
-                    return plans.peek(quotas, [states[key] for states in tables], costs, now)[1]
-                except (KeyError, TypeError):  # as in a check of 1
-                    return store._decide(Call(_PEEK, family.plan(key)), now)
+                return store._decide(Call(_CHECK if cost else _PEEK, family.plan(key)), now)
 
         return check
 
