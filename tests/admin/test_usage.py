@@ -36,6 +36,7 @@ class Service:
 
     def __init__(self, database: Database, folder: Path, workers: int = 1, **options: Any) -> None:
         self.now = NOON
+        folder.mkdir(exist_ok=True)
         self._files = CounterFiles(folder)
         self._workers = [self._files.open(number) for number in range(workers)]
         self._reading = CounterFiles(folder)
