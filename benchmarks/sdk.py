@@ -28,7 +28,7 @@ TOGETHER = 64
 """Concurrent checks."""
 PATIENCE = 30.0
 WHAT = """\
-The cost of a check of the service in the process of a client, compared with the bare POST that it consists of.
+The cost of a check in the process of a client of the service, compared with the bare POST request that it sends.
 """
 METHOD = f"""\
 - **Measured**: the processor time of the client's process, including its threads, for a check; best round. The

@@ -17,7 +17,7 @@ WHAT = """\
 The cost of a decision about each request in a gateway: Envoy in front of a service, with and without a check. The
 aim: with the same check over RLS, Envoy and Headgate together use no more processor time than Envoy and
 envoyproxy/ratelimit. With ext_authz, which the gateway uses, Headgate also identifies the caller; no other program
-here does that.
+in this comparison does that.
 """
 METHOD = f"""\
 - **Envoy** is that of `headgate gateway`, with one thread and the same configuration, except for the access log. With

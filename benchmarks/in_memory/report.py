@@ -47,7 +47,7 @@ least {LEAST_TIMES_FASTER:g} times
 faster than the fastest peer with the same algorithm, allowed or denied.
 
 Earlier reports had higher aims (7 times the floor, 5 times faster), since a decision in memory then ran code that was
-generated at start. Plain functions may take 1.15 times as long with one limit, and twice as long with three.
+generated at startup. Plain functions may take 1.15 times as long with one limit, and twice as long with three.
 """
 
 METHOD = f"""\

@@ -95,8 +95,8 @@ redis-py's `RedisCluster`.
 """
 
 EVERY_CALL = f"""\
-Microseconds on the clock per call, best round, and how far the median round lies above it. For {CALLERS} callers
-this is the time in which one of all calls is done.
+Wall-clock microseconds per call, best round, and the distance of the median round from it. For {CALLERS} callers
+this is the total time divided by the number of calls.
 """
 
 PROCESSOR = """\

@@ -31,8 +31,8 @@ METHOD = f"""\
   whose value has a `*` are not included: they are tried one after the other, in the order of the file, so their
   number matters.
 - **Floor**: a Python function that looks up the distinguishing value of the rules (path, attribute, tier or entries)
-  in a dict with an entry for each rule. It checks nothing, supports no patterns, and creates no limits. Microseconds
-  depend on the machine; multiples of the floor do so less.
+  in a dict with an entry for each rule. It checks nothing, supports no patterns, and creates no limits. Multiples
+  of the floor depend less on the machine than microseconds do.
 - **Decisions**: `Engine.check` on memory, against `Limiter.check` with the same limits (GCRA; 1,000 a day, and for
   two rules also 5,000 a week) on a prepared key, and against the floor of the memory part. Two rules count for two
   principals, user and address; the two limits of `Limiter` count for one. A round is {DECISIONS:,} requests of one

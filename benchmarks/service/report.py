@@ -32,8 +32,8 @@ from benchmarks.tables import Part, between, percent, table, times, verdict
 WHAT = f"""\
 The cost of a check in `headgate serve` on one processor core, over HTTP, gRPC and Envoy's rate limit service (RLS),
 allowed and denied, on memory and on Redis. It is compared with nginx with a constant response, with trivial servers of
-uvicorn and grpcio, which decide nothing, and with the installed services of others. The aims, in processor time unless
-stated otherwise:
+uvicorn and grpcio, which decide nothing, and with similar services, if they are installed. The aims, in processor time
+unless stated otherwise:
 
 - a check over HTTP takes at most {MOST_TIMES_FLOOR:g} times as much as nginx, and RLS at least \
 {LEAST_TIMES_LESS:g} times less than grpcio;
@@ -57,7 +57,7 @@ In rows
 with one shared key, all requests count against the same limit, and no two messages are the same.
 """
 COSTS = """\
-Microseconds of processor time per request (and how far the median round lies above the best one), and requests per
+Microseconds of processor time per request (and the distance of the median round from the best one), and requests per
 second on one core.
 """
 LATENCY = """\
@@ -71,11 +71,11 @@ The cost of metrics, hot keys and the log of denials for each check: the service
 a loop, best round, and as a share of the processor time above. All other figures include it.
 """
 SIZING = f"""\
-The way to {TARGET:,} requests per second: processor time per request x rate = cores, at most \
+The estimate for {TARGET:,} requests per second is processor time per request x rate = cores, at most \
 {100 * UTILISATION:.0f} % busy, which is
 where the latencies above were measured. Workers and nodes share nothing but Redis, and the keys of users are spread
-over the primaries of a cluster by hash tag, so both numbers grow with the rate and with nothing else. This is
-arithmetic from the table above, not a measurement; load balancers and the network come on top.
+over the primaries of a cluster by hash tag, so both numbers grow only with the rate. This is calculated from
+the table above, not measured, and excludes load balancers and the network.
 """
 
 
@@ -100,8 +100,8 @@ def method(cores: Cores) -> str:
   paths, at random, so hardly any request occurs twice.
 - **Denied**: with a limit of 1, used up before the measurement. "One user": always the same one, answered from the
   cache of refusals.
-- **ratelimit, limitador-server, gubernator, throttlecrab-server**: each started as in its manual, on one core, with the
-  same limit per user; the last two get the limit in each request.
+- **ratelimit, limitador-server, gubernator, throttlecrab-server**: each started as its manual states, on one core, with
+  the same limit per user; the last two get the limit in each request.
 - **Cores**: the server is bound to core {ours}; the load, and Redis, to core {others}. With 2 workers the server
   gets a second core. If the machine has no more, it shares this core with the load and with Redis: the rates of such
   rows are then not meaningful, but the processor times are.
@@ -124,8 +124,8 @@ def method(cores: Cores) -> str:
   wake up on its core every second. Over gRPC, the separate client sends due requests every millisecond, and times each
   from its due time. Over HTTP, h2load sends due requests of one user every 10 ms, in bursts. Of {RUNS} runs, the one
   with the median p99 counts; each takes {LONGER} times as long as a round, after a round at full load. The table also
-  has the milliseconds of a second in which the server was ready to run without a core (`/proc/PID/schedstat`): none on
-  an otherwise idle machine. Requests wait at least that long, and longer until the server has caught up.
+  has the milliseconds per second that the server spent waiting for a core (`/proc/PID/schedstat`): none on an otherwise
+  idle machine. Requests wait at least that long, and longer until the server has caught up.
 """
 
 
