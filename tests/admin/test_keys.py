@@ -175,7 +175,7 @@ async def test_a_consumer_has_one_key_which_ends_when_it_should(consumers: Consu
     assert (old.id, old.expires_at, new) == (made.key.id, made.key.expires_at, newer.key)
     assert (new.tenant, new.expires_at) == ("big", made.key.expires_at)
     clock.now += 3 * HOUR
-    with pytest.raises(UsageError, match="have ended: create a new one"):
+    with pytest.raises(UsageError, match="has no valid key: create a new one"):
         await consumers.rotate("acme", ME)
     await consumers.create("acme", ME)
     for action in (consumers.get, lambda name: consumers.revoke(name, ME), lambda name: consumers.delete(name, ME)):

@@ -236,7 +236,7 @@ class TestWhichLimit:
     def test_one_of_several_windows_is_to_be_named(self) -> None:
         for quota, window_us, said in (
             ("10/s; 500/day", None, "has several windows: choose one of 1 s, 86400 s"),
-            ("10/s; 500/day", MINUTE_US, "has no such window: it has 1 s, 86400 s"),
+            ("10/s; 500/day", MINUTE_US, "has no such window: choose one of 1 s, 86400 s"),
             ("10 once", None, "it has no window of at most 31d"),
         ):
             with pytest.raises(UsageError, match=said):

@@ -211,8 +211,8 @@ def test_an_invalid_file_changes_nothing(running: Gateway) -> None:
     bad: tuple[tuple[dict[str, Any], str], ...] = (
         ({"routes": [{"path": "/", "service": "nobody"}]}, "service 'nobody' does not exist"),
         ({"rules": {"rules": [{"id": "a"}]}}, "rules.rules[0]"),
-        ({"store": "memory"}, "store: read only at the start"),
-        ({"threads": 2}, "threads: read only at the start"),
+        ({"store": "memory"}, "store: read only at startup"),
+        ({"threads": 2}, "threads: read only at startup"),
     )
 
     def has_refused(number: int) -> bool:

@@ -220,7 +220,7 @@ async def test_a_wrong_cost_names_the_function_that_returned_it(function: Any) -
 def test_a_key_function_that_finds_nothing_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(CallRefused, match="does not identify its caller"):
         limited("5/minute", key=no_key)(price)()
-    assert f"the key function {__name__}.no_key returned nothing" in caplog.text
+    assert f"the key function {__name__}.no_key returned no key" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -271,8 +271,8 @@ MISTAKES: list[tuple[Any, Any, str]] = [
     (["localhost:8080"], {}, "is not an address of a service"),
     (["redis://localhost"], {}, "http, https, grpc, grpcs"),
     (["http://localhost:99999"], {}, "is not an address of a service"),
-    (["http://localhost/path"], {}, "more than scheme, host and port"),
-    (["http://user@localhost"], {}, "more than scheme, host and port"),
+    (["http://localhost/path"], {}, "must have only a scheme, a host and a port"),
+    (["http://user@localhost"], {}, "must have only a scheme, a host and a port"),
     ([8080], {}, "must be text"),
     (["http://a", "grpc://b"], {}, "same scheme"),
     (["http://a", "http://a"], {}, "duplicate"),
@@ -285,7 +285,7 @@ MISTAKES: list[tuple[Any, Any, str]] = [
     (["http://a"], {"caller_key": 7}, "must be text"),
     (["http://a"], {"ca": "ca.pem"}, "must be https://"),
     (["https://a"], {"ca": "nowhere.pem"}, "cannot be used for TLS"),
-    (["grpcs://a"], {"key": "key.pem"}, "needs a certificate"),
+    (["grpcs://a"], {"key": "key.pem"}, "requires a certificate"),
     (["http://a"], {"timout": 1}, "unknown option 'timout'; the options are timeout"),
 ]
 

@@ -60,7 +60,7 @@ def test_each_worker_has_a_unix_socket_of_its_own(tmp_path: Path) -> None:
                 accepted, _ = listening.accept()
                 accepted.close()
             assert not stop_accepting(listening)
-        with pytest.raises(UsageError, match=r"cannot listen at .*a\.sock for grpc: Address already in use"):
+        with pytest.raises(UsageError, match=r"cannot listen on .*a\.sock for grpc: Address already in use"):
             listen_at("grpc", paths)
     finally:
         port.close()
@@ -200,7 +200,7 @@ def test_a_folder_that_another_process_has_made_in_its_place_is_reported(tmp_pat
         folder.path.mkdir()
         theirs = os.open(folder.path, os.O_RDONLY)
         fcntl.flock(theirs, fcntl.LOCK_EX)
-        with pytest.raises(PermissionError, match="cannot be made again: another user or process has it"):
+        with pytest.raises(PermissionError, match="cannot be created again: another process uses it"):
             folder.restore()
         os.close(theirs)
 

@@ -442,7 +442,7 @@ def _passes(name: str, body: Any, filters: Mapping[str, Any]) -> bool:
 def check_override(change: Change) -> None:
     """Raise UsageError for an override that has ended, or changes nothing."""
     if change.until is not None and change.until <= epoch_us():
-        raise UsageError("this override has already ended: until is in the past")
+        raise UsageError("until must be in the future: this override would have ended already")
     if change == Change(until=change.until):
         raise UsageError(
             "this override changes nothing: set a limit, burst, capacity, window, algorithm or limits; "

@@ -316,7 +316,7 @@ class Consumers:
             now = self._now()
             good = [key for key in await self._known(connection, name) if key.is_good(now)]
             if not good:
-                raise UsageError(f"all keys of consumer {name!r:.80} have ended: create a new one")
+                raise UsageError(f"consumer {name!r:.80} has no valid key: create a new one")
             made = await self._add(connection, name, good[-1].tenant, good[-1].expires_at, "rotate", actor)
             for key in good:
                 await _end(connection, key, now, now + overlap_us)

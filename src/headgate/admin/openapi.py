@@ -154,7 +154,7 @@ _MEANINGS = {
     "outcome": "Only this outcome.",
     "overrides": "`drop`: also delete the overrides of users and tiers.",
     "principal": "The caller, by dimension: `user`, `ip`, `apikey` or a name of your own.",
-    "replace_users": "Also remove overrides with an end that the file does not have.",
+    "replace_users": "Also remove temporary overrides that are missing from the file.",
     "role": "The permissions of the key.",
     "rule_id": "The id of a rule.",
     "sort": "The order of the list.",

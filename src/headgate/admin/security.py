@@ -321,7 +321,7 @@ def visible(text: str) -> str:
     """Return the text. Raises UsageError if it has invisible characters."""
     if not text.isprintable():
         odd = next(character for character in text if not character.isprintable())
-        raise UsageError(f"the request has a character that cannot be shown, U+{ord(odd):04X}")
+        raise UsageError(f"the request contains an invisible or control character, U+{ord(odd):04X}")
     return text
 
 

@@ -307,7 +307,7 @@ async def series(
     Steps are multiples of a minute. `REQUESTS` stands for whole requests. Raises UsageError for too many rules.
     """
     if len(rules) > MOST_SERIES:
-        raise UsageError(f"series are for {MOST_SERIES} rules at most, not {len(rules)}")
+        raise UsageError(f"series can be requested for at most {MOST_SERIES} rules, not {len(rules)}")
     step = constant(step_us // MINUTE_US * MINUTE_US)
     minutes, named = usage_minutes.c, sorted(rules)
     at = (minutes.at - minutes.at % step).label("at")

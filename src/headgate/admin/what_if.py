@@ -206,7 +206,7 @@ def limit_change(rule: Rule, limit: int, window_us: int | None = None, in_force:
         raise UsageError(f"rule {rule.id} has several windows: choose one of {lengths}")
     quota = quotas.get(window_us) if window_us is not None else next(iter(quotas.values()))
     if quota is None:
-        raise UsageError(f"rule {rule.id} has no such window: it has {lengths}")
+        raise UsageError(f"rule {rule.id} has no such window: choose one of {lengths}")
     other = Change(limit=limit).apply((quota,))[0]
     return LimitChange(rule.id, other, quota.limit if in_force is None else in_force)
 

@@ -1,6 +1,6 @@
 """``headgate``, and ``python -m headgate.cli``.
 
-Exit codes: 0 success; 1 a negative result (rules are invalid, or differ); 2 wrong usage.
+Exit codes: 0 success; 1 a negative result (rules are invalid, or differ); 2 usage error.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         prog="headgate",
         description="A distributed rate limiter.",
         allow_abbrev=False,
-        epilog="Exit codes: 0 success, 1 negative result, 2 wrong usage.",
+        epilog="Exit codes: 0 success, 1 negative result, 2 usage error.",
     )
     parser.add_argument("--version", action="version", version=f"headgate {version('headgate')}")
     parser.set_defaults(parser=parser)

@@ -188,11 +188,11 @@ def _claim_folder(url: str, given: str, stack: ExitStack) -> str:
         except BlockingIOError:
             continue
         except OSError as error:
-            raise UsageError(f"{folder / 'lock'}: {error.strerror}; see --data-dir") from None
+            raise UsageError(f"{folder / 'lock'}: {error.strerror}; set another --data-dir") from None
         if number > 1:
             _LOG.warning("another service uses %s: this one keeps its rules in %s", first, folder)
             if not (folder / RULES).exists():
                 with suppress(InvalidRule, OSError):
                     SnapshotWriter(folder, str(first)).write(SnapshotReader(first).read())
         return base
-    raise UsageError(f"{_MOST_SERVICES} services already keep their rules in {first.parent}: see --data-dir")
+    raise UsageError(f"{_MOST_SERVICES} services already keep their rules in {first.parent}: set another --data-dir")

@@ -49,7 +49,7 @@ COMMANDS = Commands()
     option("PATH?", "the path of the request, such as /api/v1/orders"),
     add_request_options,
     option("--rule ID", "check one rule by its id, regardless of the path"),
-    option("--peek", "take nothing"),
+    option("--peek", "return the decision without taking anything"),
     option("--idempotency-key KEY", "count requests with this key once"),
     add_service_options,
     JSON,
@@ -57,7 +57,7 @@ COMMANDS = Commands()
 def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Send a check to a running service; it counts like any other.
 
-    Exit codes: 0 allowed, 1 refused, 2 wrong usage, or the service did not decide.
+    Exit codes: 0 allowed, 1 refused, 2 usage error, or the service did not decide.
 
     Examples:
       headgate check --user 42 --method POST /api/v1/orders
@@ -128,7 +128,7 @@ def _reset(arguments: argparse.Namespace, terminal: Terminal) -> int:
     Without a path and --rule, all limits that count by the given principals are reset; with a path, those
     that apply to the request. Limits shared with other callers are reset only if --rule names their rule.
 
-    Exit codes: 0 limits were reset, 1 nothing was reset, 2 wrong usage, or the service did not respond.
+    Exit codes: 0 limits were reset, 1 nothing was reset, 2 usage error, or the service did not respond.
 
     Examples:
       headgate reset --user 42

@@ -20,7 +20,7 @@ from headgate.messages import printable
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 OK, NO, WRONG_USAGE = 0, 1, 2
-"""Exit codes: success; a negative result; wrong usage."""
+"""Exit codes: success; a negative result; a usage error."""
 _LONGEST_TIMEOUT, _LONGEST_NUMBER = 3600, 20
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _PRINCIPALS = {"user": "user", "ip": "address", "apikey": "name of the API key"}

@@ -36,7 +36,7 @@ COMMANDS = Commands()
     "explain",
     option("PATH?", "the path of the request, such as /api/v1/orders"),
     option("--rules FILE", "the rules, or a folder of envoyproxy/ratelimit; or HEADGATE_RULES"),
-    option("--store ADDRESS", "the store of the state; or HEADGATE_STORE; default: memory (empty)"),
+    option("--store ADDRESS", "the address of the store; or HEADGATE_STORE; default: memory, which is empty"),
     add_request_options,
     partial(add_service_options, is_optional=True),
     heading(
@@ -48,11 +48,11 @@ COMMANDS = Commands()
     JSON,
 )
 def _explain(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Show the rules that apply to a request, and the decision; take nothing.
+    """Show the rules that apply to a request, and the decision, without taking anything.
 
     Rules and state are those of a file and a store, or those of a running service (--url).
 
-    Exit codes: 0 it would pass, 1 it would be refused, 2 wrong usage, or the service did not respond.
+    Exit codes: 0 it would pass, 1 it would be refused, 2 usage error, or the service did not respond.
 
     Examples:
       headgate explain --rules rules.yaml --user 42 --method POST /api/v1/orders

@@ -30,7 +30,7 @@ COMMANDS = Commands()
 
 def _actions(parser: argparse.ArgumentParser) -> None:
     one_of = parser.add_mutually_exclusive_group()
-    option("--init", "write a commented file to start from")(one_of)
+    option("--init", "write an initial file with comments")(one_of)
     option("--check", "only report whether the gateway could start")(one_of)
     option("--print-config", "print the configuration of Envoy, without secrets")(one_of)
     option("--schema", "print the JSON Schema of the file, for editors")(one_of)
@@ -47,7 +47,7 @@ def _gateway(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Run Envoy in front of services, with authentication and limits.
 
     The file has the listeners, services, routes, callers and their limits. It is watched: a change takes
-    effect without dropped connections, and an invalid one changes nothing.
+    effect without dropped connections, and an invalid change has no effect.
 
     After SIGTERM, health checks fail for drain_delay, and then requests in progress are completed. SIGINT
     skips the delay. A second signal skips to the next stage.
@@ -75,7 +75,7 @@ def _gateway(arguments: argparse.Namespace, terminal: Terminal) -> int:
     except InvalidRules as error:
         code = report_problems(error.problems, terminal, "it would not start")
         if not Path(arguments.file).exists():
-            terminal.write_error("to write a file to start from: headgate gateway --init")
+            terminal.write_error("to create an initial file: headgate gateway --init")
         return code
 
 
@@ -90,8 +90,8 @@ def _init(file: Path, terminal: Terminal) -> int:
         raise UsageError(f"{file} already exists: choose another name") from None
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from None
-    terminal.write(f"{file} is written. Review it, and run it with: headgate gateway {file}")
-    terminal.write(f"the API key of its user, which is stored nowhere else: {key}")
+    terminal.write(f"wrote {file}. Review it, then run: headgate gateway {file}")
+    terminal.write(f"the API key of its user, which is not stored anywhere else: {key}")
     return OK
 
 
@@ -112,7 +112,7 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
         refusal = validate(resources.whole(secret=False), folder.path)
     if refusal:
         terminal.write_error(
-            f"headgate: {printable(arguments.file)}: Envoy refuses the configuration: {printable(refusal)}"
+            f"headgate: {printable(arguments.file)}: Envoy rejects the configuration: {printable(refusal)}"
         )
         return NO
     write_problems(gateway.warnings, terminal, warning=True)

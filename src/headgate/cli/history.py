@@ -78,7 +78,7 @@ def _undo(admin: AdminCommand) -> int:
     The undo is a new revision, which can be undone too. If later changes conflict, they are listed, and
     nothing is changed; --force shows the changes and asks for confirmation.
 
-    Exit codes: 0 done, 1 not confirmed, or not all nodes run it yet, 2 it cannot be undone, or wrong usage.
+    Exit codes: 0 done, 1 not confirmed, or not all nodes run it yet, 2 it cannot be undone, or usage error.
 
     Examples:
       headgate undo 12 --force
@@ -129,7 +129,7 @@ def _show(changes: list[Json], total: int, terminal: Terminal) -> None:
     if total > len(changes):
         terminal.write(f"and {total - len(changes)} more")
     if not total:
-        terminal.write("nothing changes: it is already undone")
+        terminal.write("nothing changes: all objects already have their earlier values")
 
 
 def _differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
@@ -172,7 +172,7 @@ def _verify_audit(admin: AdminCommand) -> int:
     A changed or removed entry is detected, unless all later entries were removed or rewritten too. To detect
     that, search for a digest that was recorded elsewhere (--contains).
 
-    Exit codes: 0 intact, 1 tampered with, 2 wrong usage.
+    Exit codes: 0 intact, 1 tampered with, 2 usage error.
 
     Examples:
       headgate audit verify --contains DIGEST   # recorded elsewhere

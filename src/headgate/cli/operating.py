@@ -47,7 +47,7 @@ def _who(arguments: argparse.Namespace, terminal: Terminal) -> int:
     A digest cannot be reversed, so candidates are needed: as arguments, or one per line on standard input.
     Limits of Envoy's files count by entries: --attribute tenant=acme, or --ip for remote_address.
 
-    Exit codes: 0 found, 1 not found, 2 wrong usage.
+    Exit codes: 0 found, 1 not found, 2 usage error.
 
     Examples:
       headgate who '#2f1d9c0b7a6e5d43' --user 42
@@ -71,7 +71,7 @@ def _who(arguments: argparse.Namespace, terminal: Terminal) -> int:
                 if Principals().shown(counted) == wanted:
                     terminal.write(f"{wanted} is {printable(counted)}", "green")
                     return OK
-    terminal.write(f"{wanted} is the digest of no candidate")
+    terminal.write(f"no candidate has the digest {wanted}")
     return NO
 
 

@@ -61,7 +61,7 @@ def _replay(arguments: argparse.Namespace, terminal: Terminal) -> int:
     The engine of the service decides every request of the log at its time, with a store in memory. Nothing
     is sent to a server. Rotated and compressed files can be in any order.
 
-    Exit codes: 0 the log was replayed, 1 the rules are invalid, or no request was replayed, 2 wrong usage,
+    Exit codes: 0 the log was replayed, 1 the rules are invalid, or no request was replayed, 2 usage error,
     or no such file, 130 interrupted: the results so far are printed.
 
     Examples:

@@ -51,7 +51,7 @@ def _validate(options: argparse.Namespace, terminal: Terminal) -> int:
     A folder stands for its files *.yaml and *.yml. Each rules file is validated separately; those of
     envoyproxy/ratelimit (domain and descriptors) are one configuration.
 
-    Exit codes: 0 the rules are valid, 1 they are invalid, or have warnings with --strict, 2 wrong usage, or
+    Exit codes: 0 the rules are valid, 1 they are invalid, or have warnings with --strict, 2 usage error, or
     no such file.
 
     Examples:
@@ -116,12 +116,12 @@ def _ruleset(file: str | None, options: argparse.Namespace, terminal: Terminal) 
 )
 @reports_problems
 def _diff(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Show what a new rules file changes, and which usage starts afresh.
+    """Show what a new rules file changes, and which rules lose their usage.
 
     A changed limit or burst applies to the next request and keeps the usage. With another algorithm, window
-    or dimension, and after a change of a rule with reset_on_change, the rule starts afresh.
+    or dimension, and after a change of a rule with reset_on_change, the rule starts without usage.
 
-    Exit codes: 0 no difference, 1 the rules differ, or are invalid, 2 wrong usage, or no such file.
+    Exit codes: 0 no difference, 1 the rules differ, or are invalid, 2 usage error, or no such file.
 
     Examples:
       headgate rules diff rules.yaml new-rules.yaml

@@ -72,9 +72,9 @@ def _serve(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
     After SIGTERM, health checks fail for --drain-delay, and then requests in progress are completed. SIGINT
     skips the delay. A second signal skips to the next stage.
-    Files are watched: rules, certificates, caller keys, identity. SIGHUP reads them again at once.
+    Files are watched: rules, certificates, caller keys, identity. SIGHUP reads them again immediately.
 
-    Exit codes: 0 stopped by a signal, 1 it could not start, 2 wrong usage.
+    Exit codes: 0 stopped by a signal, 1 it could not start, 2 usage error.
 
     Examples:
       headgate serve

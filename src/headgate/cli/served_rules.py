@@ -75,7 +75,7 @@ def in_force(options: argparse.Namespace, terminal: Terminal) -> Ruleset:
     "apply",
     option("FILE", "a YAML file, or - for the standard input"),
     option("--dry-run", "only show what would change"),
-    option("--replace-users", "also remove overrides with an end that the file does not have"),
+    option("--replace-users", "also remove temporary overrides that are missing from the file"),
     option("--yes", "do not ask for confirmation"),
     option("--all", f"list all changes, not only the first {LISTED}"),
     admin_options(changes=True, database=True, waits=True, timeout=BULK_TIMEOUT),
@@ -84,8 +84,8 @@ def in_force(options: argparse.Namespace, terminal: Terminal) -> Ruleset:
 def _apply(options: argparse.Namespace, terminal: Terminal) -> int:
     """Put the rules of a file in force.
 
-    The change is one transaction. --dry-run shows it. Sections that the file does not have, such as users,
-    are kept, and so are overrides with an end.
+    The change is one transaction. --dry-run shows it. Sections that are missing from the file, such as users,
+    are kept, and so are temporary overrides.
 
     Examples:
       headgate rules apply rules.yaml --dry-run

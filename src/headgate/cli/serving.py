@@ -59,7 +59,7 @@ def check(settings: Settings, terminal: Terminal) -> int:
         return NO
     ports = " and ".join(map(str, taken))
     if taken:
-        terminal.write(f"port {ports} is in use: unless the service that this one replaces uses it, choose another")
+        terminal.write(f"port {ports} is in use: choose another, unless the replaced service uses it")
     if hint:
         terminal.write(printable(hint))
     when = f"it could start once port {ports} is free" if taken else "it could start"

@@ -52,7 +52,7 @@ def _set_tier(admin: AdminCommand) -> int:
     _USER,
     option("RULE", "the id of a rule"),
     option("--limit N", "the limit, in units per window", type=int),
-    option("--burst N", "the units that can pass at once beyond the limit", type=int),
+    option("--burst N", "the units that can pass at once in addition to the limit", type=int),
     option("--capacity N", "the units that can pass at once, including the limit", type=int),
     option("--window LENGTH", "the window, such as 30s, 1m or 1h"),
     option("--until MOMENT", "the end of the override, such as 2030-01-01T00:00:00Z; default: never"),

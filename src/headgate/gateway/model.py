@@ -252,7 +252,7 @@ class DecisionService:
 
     rules: str = field(default="", repr=False)
     store: str = declared(
-        _STORE, "The store of the state; default: HEADGATE_STORE, or memory.", "memory", is_secret=True
+        _STORE, "The address of the store; default: HEADGATE_STORE, or memory.", "memory", is_secret=True
     )
     on_store_failure: str = declared(
         Scalar.choice([str(mode) for mode in Mode]),

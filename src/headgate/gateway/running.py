@@ -285,7 +285,7 @@ class RunningGateway:
     def _stop(self, number: int = SIGTERM) -> None:
         self._shutdown.request(number)
         if self._shutdown.at_once.is_set():
-            _LOG.warning("stopping at once: requests in progress are aborted")
+            _LOG.warning("stopping immediately: requests in progress are aborted")
             self._envoy.end(SIGKILL)
             if self._supervisor:
                 self._supervisor.stop()
@@ -308,13 +308,13 @@ class RunningGateway:
         if version > 1:
             changed = [name for name, of in _FIXED.items() if of(gateway) != of(self.gateway)]
             if changed:
-                raise UsageError(f"{', '.join(changed)}: read only at the start; restart the gateway to change it")
+                raise UsageError(f"{', '.join(changed)}: read only at startup; restart the gateway to apply the change")
             for listener in gateway.listeners:
                 if listener.name not in {each.name for each in self.gateway.listeners}:
                     _check_port(listener)
         resources = resources_of(gateway, str(self._folder))
         if refusal := validate(resources.whole(secret=False), self._folder):
-            raise UsageError(f"Envoy refuses the configuration: {refusal}")
+            raise UsageError(f"Envoy rejects the configuration: {refusal}")
         if version > 1 and self._loop:
             self._loop.call_soon_threadsafe(self._changes.put_nowait, resources)
         return resources

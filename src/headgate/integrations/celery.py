@@ -55,7 +55,7 @@ class TaskLimits:
     def limit(self, limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSettings]) -> Callable[[F], F]:
         """Return a decorator that limits a task, below that of Celery; see `Budget` for its options."""
         if terms.get("count_when") is not None:
-            raise UsageError("a task has no response: count_when is for requests")
+            raise UsageError("count_when is for requests, because tasks have no response: remove it")
         given: Any = terms
         (budget,) = self.limiter.validate(budget_of(limits, given))
 

@@ -124,7 +124,7 @@ def _limited(function: Callable[..., Any], budgets: Sequence[Budget]) -> Callabl
             values = (*args, *kwargs.values())
             connection = next((each for each in values if isinstance(each, HTTPConnection)), None)
         if connection is None:
-            raise UsageError(f"{own} is limited as a route, but was not called as one")
+            raise UsageError(f"the limit of {own} is for routes, but it was called outside a request")
         route = _route_of(connection.scope, budgets).name
         if budgets_of(connection.scope.get("endpoint")) is not budgets:  # several functions serve the route
             route = f"{route}:{own}"

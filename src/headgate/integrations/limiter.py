@@ -160,7 +160,7 @@ class LimiterBase:
                 raise InvalidSettings(f"rule {budget.rule!r} needs the setting rules or engine instead of limits")
             if budget.limits is not None and self.store is None:
                 if self._settings.get("engine") is not None and "store" not in self._settings:
-                    raise InvalidSettings("quotas beside an engine need a separate store, such as store='memory'")
+                    raise InvalidSettings("quotas besides an engine need a separate store, such as store='memory'")
                 self.store = self._open_store()
             if budget.rule:
                 self._check_rule(budget.rule)
@@ -228,7 +228,7 @@ class LimiterBase:
         """Whether a request counts by its address if the key function returned nothing. Else raises InvalidRequest."""
         if self._on_empty_key == "address":
             return True
-        self._warn(f"the key function {function_name(function)} returned nothing: such requests are refused")
+        self._warn(f"the key function {function_name(function)} returned no key: such requests are refused")
         raise InvalidRequest("This request does not identify its caller, so it cannot be counted.")
 
     def key_of_address(self, peer: str | None, lines: HeaderLines = ()) -> str:
@@ -237,7 +237,7 @@ class LimiterBase:
         if address == UNKNOWN and peer != _TEST_PEER:
             self._warn(
                 "the address of a client is not known (a Unix socket?): all such clients share one budget. Behind a "
-                "proxy, set the header that has the address: identity=AddressReader('x-forwarded-for', hops=1)"
+                "proxy, set the header that contains the address: identity=AddressReader('x-forwarded-for', hops=1)"
             )
         return f"ip:{address}"
 
@@ -260,7 +260,7 @@ class LimiterBase:
         settings = self._settings
         engine, rules = settings.get("engine"), settings.get("rules")
         if sum(each is not None for each in (engine, rules, settings.get("limits"))) > 1:
-            raise InvalidSettings("give only one of limits, rules and engine: it limits all routes")
+            raise InvalidSettings("set only one of limits, rules and engine, which limits all routes")
         if rules is not None:
             kind = AsyncEngine if self._is_store_async else Engine
             mode, nodes, clock = settings.get("on_store_failure"), settings.get("nodes"), settings.get("clock")
@@ -341,7 +341,7 @@ def _budgets(settings: LimiterSettings) -> Sequence[Budget]:
     given = [limits] if isinstance(limits, Budget) else limits
     if isinstance(given, Sequence) and any(isinstance(each, Budget) for each in given):
         if terms or not all(isinstance(each, Budget) for each in given):
-            raise InvalidSettings("do not mix budgets with quotas, or with settings such as cost: each has its own")
+            raise InvalidSettings("do not mix budgets with quotas, or with settings such as cost: each budget has them")
         return given
     if settings.get("rules") is not None or settings.get("engine") is not None:
         return [Budget(rule="", **terms)]
@@ -353,7 +353,7 @@ def reject_awaitable(value: T) -> T:
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()
-        raise UsageError(f"{short(value)} must be awaited, and this application is synchronous: return its result")
+        raise UsageError(f"{short(value)} is awaitable, but this application is synchronous: return the result itself")
     return value
 
 

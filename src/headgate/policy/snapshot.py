@@ -285,7 +285,7 @@ def snapshot_folder(source: str, given: str = "") -> Path:
         owner = folder.stat().st_uid
     except OSError as error:
         why = error.strerror or str(error)
-        raise UsageError(f"{folder}, for the last valid rules, cannot be created: {why}; see --data-dir") from None
+        raise UsageError(f"cannot create {folder} for the last valid rules: {why}; set another --data-dir") from None
     if owner != os.geteuid():  # its owner could change the rules
-        raise UsageError(f"{folder}, for the last valid rules, belongs to another user: set another --data-dir")
+        raise UsageError(f"{folder} for the last valid rules belongs to another user: set another --data-dir")
     return folder

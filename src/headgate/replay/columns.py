@@ -165,9 +165,9 @@ def _entry(value: Read, others: Iterable[str]) -> Entry:
     elif request := _text(value("request")):
         method, path, host = parse_request_line(request)
     else:
-        raise ValueError("the line has no path of a request")
+        raise ValueError("the line has no request path")
     if not isinstance(at, str | int | float) or at in {"", "-"}:
-        raise ValueError("the line has no time of a request")
+        raise ValueError("the line has no request time")
     status = _text(value("status"))
     return Entry(
         moment(at.strip()) if isinstance(at, str) else since_epoch(at),

@@ -82,7 +82,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.key and not self.cert:
-            raise UsageError("key needs a certificate: cert=FILE")
+            raise UsageError("key requires a certificate: set cert=FILE")
         caller = self.caller_key
         if caller and not (len(caller) <= _LONGEST_KEY and caller.isascii() and caller.isprintable()):
             raise UsageError(f"the caller key must be printable ASCII, up to {_LONGEST_KEY} characters")
@@ -157,9 +157,9 @@ def endpoint_of(text: str, ports: Mapping[str, int] = _PORTS, example: str = EXA
     if parts.scheme not in ports or not host:
         raise UsageError(f"{short(text)} is not an address of a service, such as {example} ({', '.join(ports)})")
     if parts.path not in {"", "/"} or parts.query or parts.fragment or "@" in parts.netloc:
-        raise UsageError(f"{short(text)} has more than scheme, host and port; write it like {example}")
+        raise UsageError(f"{short(text)} must have only a scheme, a host and a port, such as {example}")
     if not (host.isascii() and host.isprintable() and " " not in host):
-        raise UsageError(f"{short(text)} has no valid host")
+        raise UsageError(f"{short(text)} has an invalid host")
     return NodeAddress(parts.scheme, host, port or ports[parts.scheme])
 
 

@@ -37,7 +37,7 @@ class CallerKeys:
     def parse(cls, text: str, name: str) -> CallerKeys:
         """Read the text of a file. Raises UsageError, which names the line but never shows its content."""
         if len(text) > _LONGEST_FILE:
-            raise UsageError(f"{name}: has more than {_LONGEST_FILE} characters: not a file of caller keys")
+            raise UsageError(f"{name}: is not a file of caller keys: it has more than {_LONGEST_FILE} characters")
         known: dict[str, Holder] = {}
         for number, line in enumerate(text.splitlines(), 1):
             words = line.partition("#")[0].split()

@@ -156,7 +156,7 @@ class Node:
         await self._listener.serve_grpc(methods, sockets["grpc"], self._files.tls)
 
     def reload(self) -> None:
-        _LOG.info("reading rules, certificates, caller keys and identity again")
+        _LOG.info("reloading rules, certificates, caller keys and identity")
         self._begin(asyncio.to_thread(self._files.reload))
 
     def enforce(self, *, enforcing: bool) -> None:

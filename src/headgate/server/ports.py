@@ -83,7 +83,7 @@ def listen_at(name: str, paths: Sequence[str]) -> Port:
             bound.bind(path)
         except OSError as error:  # it exists, or its path is too long for the system
             port.close()
-            raise UsageError(f"cannot listen at {path} for {name}: {error.strerror or error}") from None
+            raise UsageError(f"cannot listen on {path} for {name}: {error.strerror or error}") from None
         bound.setblocking(False)
         bound.listen(BACKLOG)
     return port

@@ -56,7 +56,7 @@ class PrivateFolder:
                 os.close(self._lock)
                 self._lock = lock
                 return True
-        raise PermissionError(f"{self.path} was removed and cannot be made again: another user or process has it")
+        raise PermissionError(f"{self.path} was removed and cannot be created again: another process uses it")
 
 
 def _make(parent: str | os.PathLike[str]) -> tuple[Path, int]:

@@ -114,7 +114,7 @@ async def serve(
             if not is_worker:
                 _LOG.info("draining: requests in progress get up to %g s to end", settings.drain_seconds)
             if not await _run_unless(shutdown.at_once, node.drain(settings.drain_seconds)):
-                _LOG.warning("stopping at once: requests in progress are aborted")
+                _LOG.warning("stopping immediately: requests in progress are aborted")
     finally:
         await node.close()
 
@@ -169,7 +169,7 @@ def log_enforcement(log: logging.Logger, *, enforcing: bool) -> None:
     if enforcing:
         log.warning("enforcement is on: limits refuse again")
     else:
-        log.warning("enforcement is off: limits are counted and reported, and refuse nothing until SIGUSR2")
+        log.warning("enforcement is off: limits are counted and reported, but refuse nothing until SIGUSR2")
 
 
 def _has_terminal() -> bool:

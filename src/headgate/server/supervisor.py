@@ -187,7 +187,7 @@ class Supervisor:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_seconds + _GRACE):
                 await self._shutdown.at_once.wait()
-                _LOG.warning("stopping at once: requests in progress are aborted")
+                _LOG.warning("stopping immediately: requests in progress are aborted")
         for worker in self._workers.values():
             worker.send(signal.SIGKILL)
 

@@ -183,12 +183,12 @@ def _lone_token(value: bytes) -> bytes | None:
     """
     token = credential(value, "bearer")
     if b"bearer" in value.lower() if token is None else b"," in token or b" " in token:
-        raise AmbiguousIdentity("the request has a token beside something else in authorization: send only the token")
+        raise AmbiguousIdentity("authorization contains a token and something else: send only the token")
     return token
 
 
 def _only(found: _Found, name: bytes) -> bytes | None:
     values = found.get(name, ())
     if len(values) > 1:
-        raise AmbiguousIdentity(f"the request has {len(values)} headers {name.decode()}: send one")
+        raise AmbiguousIdentity(f"the request has {len(values)} headers named {name.decode()}: send one")
     return values[0] if values else None

@@ -96,7 +96,7 @@ def test_hits_that_are_no_count_make_the_descriptor_invalid() -> None:
     wrong: list[Any] = [-1, True, 1.0, "1"]
     for hits in wrong:
         matching = policy("example01").match("mongo_cps", [request(("database", "users"), hits=hits)])
-        assert matching.problems == (f"descriptor 'database=users': hits are a whole number, not {hits!r}",)
+        assert matching.problems == (f"descriptor 'database=users': hits must be a whole number, not {hits!r}",)
 
 
 def test_a_refund_is_at_most_the_capacity() -> None:

@@ -57,7 +57,7 @@ def test_an_invalid_or_misplaced_charge_is_refused(service: Service) -> None:
     missing = problem(service.post(ORDER, REFUND.decode()))
     assert missing["errors"][0]["detail"].startswith("is missing: the charge in the response to a check")
     misplaced = problem(service.post(ORDER | {"charge": "x"}))
-    assert misplaced["errors"] == [{"pointer": "/charge", "detail": "belongs to /api/v1/rate-limit/refund"}]
+    assert misplaced["errors"] == [{"pointer": "/charge", "detail": "is accepted only by /api/v1/rate-limit/refund"}]
 
 
 def test_refunds_are_counted(service: Service) -> None:
@@ -113,7 +113,7 @@ def test_a_store_that_is_down_is_reported() -> None:
         rejected = problem(service.send("POST", RESET, b'{"principal": {"user": "u1"}}'), 503)
         assert (
             rejected["detail"]
-            == "the store did not respond: some usage, or all of it, is not reset; send the request again"
+            == "the store did not respond, so some or all usage was not reset: send the request again"
         )
 
 

@@ -120,7 +120,7 @@ def test_a_second_signal_ends_it_at_once(redis: RedisServer, workers: str, secon
             until(lambda: "draining" in found.complained, "it drains", SECONDS)
             found.signal(second)
             assert found.ended() == 0
-        assert "stopping at once" in found.complained
+        assert "stopping immediately" in found.complained
 
 
 def test_requests_that_outlast_the_time_for_draining_are_cut_off(redis: RedisServer) -> None:

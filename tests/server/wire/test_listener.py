@@ -330,7 +330,7 @@ def test_a_large_last_response_reaches_a_client_that_takes_its_time() -> None:
 def test_the_grpc_port_explains_itself_to_other_clients() -> None:
     with serving() as server:
         url = f"http://127.0.0.1:{server.grpc(Methods())}/"
-        assert "This port speaks gRPC" in curl(url)
+        assert "This port serves gRPC" in curl(url)
         assert "HTTP/1.1 505" in curl("--include", url)
         assert "HTTP/2 415" in curl("--include", "--http2-prior-knowledge", url)
 

@@ -161,7 +161,7 @@ def _object(pairs: list[tuple[str, Any]]) -> Json:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise UsageError(f"the body has {twice!r:.80} twice")
+        raise UsageError(f"the body has the member {twice!r:.80} twice")
     return found
 
 

@@ -68,7 +68,7 @@ async def create_rule(admin: Admin, request: JsonRequest, data: JSONBody[Json]) 
     """Create a rule; 409 if there is one with its id."""
     name = data.get("id", data.get("rule_id"))
     if not isinstance(name, str):
-        raise UsageError("a rule needs an id: text of 1 to 64 of A-Z a-z 0-9 _ . : / -")
+        raise UsageError("a rule must have an id: 1 to 64 characters from A-Z a-z 0-9 _ . : / -")
     return _edited(await admin.rules.put(ObjectKind.RULE, name, data, actor_of(request), 0))
 
 
@@ -146,7 +146,7 @@ async def apply_file(
 ) -> Json:
     """Put a rules file, as YAML or JSON, in force in one transaction.
 
-    Sections that it does not have stay unchanged. So do overrides with an end, unless with `replace_users`. The
+    Sections that are missing from it stay unchanged. So do temporary overrides, unless with `replace_users`. The
     response counts all changes, and lists the first `changes` of them, by default all, with deletions first.
 
     With `dry_run`, nothing is changed, and the response has what would be. `If-Match` is the revision that is replaced.

@@ -86,7 +86,7 @@ async def set_override(admin: Admin, request: JsonRequest, user_id: UserId, data
     """Override a rule for one user, until a moment or permanently; `warnings` say why it has no effect at present."""
     rule_id = data.pop("rule_id", None)
     if not isinstance(rule_id, str):
-        raise UsageError("an override needs a rule_id, which is text")
+        raise UsageError("rule_id must be text: the id of the rule to override")
     user = await admin.users.set_override(user_id, rule_id, data, *change_of(request))
     warnings = await admin.users.without_effect(user.body, rule_id)
     return _special(user, **({"warnings": warnings} if warnings else {}))

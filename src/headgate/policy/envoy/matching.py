@@ -156,7 +156,7 @@ def _match(domain: str, root: DescriptorNode, descriptor: Descriptor, hits: int)
     if descriptor.hits is not None:
         hits = descriptor.hits
     if type(hits) is not int or hits < 0:
-        return _invalid(entries, f"hits are a whole number, not {short(hits)}")
+        return _invalid(entries, f"hits must be a whole number, not {short(hits)}")
     rule = root.find(entries)
     if override is not None:
         try:

@@ -59,7 +59,7 @@ _ACCEPTED = {
     "refundable": "true, for a response with a charge, or false",
     "charge": "text: the charge in the response to a check, for a refund",
     "exact": "true, for a response that has the ruling to the microsecond as well, or false",
-    "address": "text: the client's whole address, if the principal ip is only its network",
+    "address": "text: the client's full address, if the principal ip is only its network",
 }
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(_ACCEPTED, (str,)),
@@ -275,7 +275,7 @@ def unreadable(
             if (unlike := _unlike(name, value, accepted, types)) is not None:
                 return unlike
         what = str(error)
-    return InvalidBody(f"the body is not as expected: {what}", ("", f"must be a JSON object with {_FORMS}"))
+    return InvalidBody(f"the body is invalid: {what}", ("", f"must be a JSON object with {_FORMS}"))
 
 
 def refuse_repeated(body: bytes, members: int) -> None:

@@ -88,7 +88,7 @@ class RecurringChecks(RecurringRequests[ParsedCheck]):
     def _decided(self, engine: AsyncEngine, parsed: ParsedCheck, key: str, now: int) -> Ruling | Awaitable[Ruling]:
         check, before = parsed.check, parsed.selected
         if check.charge:
-            raise InvalidBody("a check has no charge", ("/charge", "belongs to /api/v1/rate-limit/refund"))
+            raise InvalidBody("a check has no charge", ("/charge", "is accepted only by /api/v1/rate-limit/refund"))
         if check.timestamp is not None:
             self._timestamps.check(check.timestamp, now)
         if check.idempotency_key:
@@ -238,7 +238,7 @@ class Checks:
     ) -> HttpResponse:
         self._called(api, "error", perf_counter_ns() - began)
         if api == "reset" and isinstance(error, StoreError):
-            detail = "the store did not respond: some usage, or all of it, is not reset; send the request again"
+            detail = "the store did not respond, so some or all usage was not reset: send the request again"
             return problem_response(of_status(503, detail))
         return problem_response(problem_of(error, check))
 

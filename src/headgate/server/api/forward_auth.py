@@ -93,7 +93,7 @@ class ForwardChecks:
             return None
         if self._settings.callers and (taken := identifier.own_credentials & self._settings.callers):
             names = " and ".join(sorted(name.decode() for name in taken))
-            raise InvalidSettings(f"with caller keys, {names} of a request belongs to the proxy: {_ANOTHER_WAY}")
+            raise InvalidSettings(f"with caller keys, {names} of a request identifies the proxy: {_ANOTHER_WAY}")
         uri, method = self._original(request.headers)
         query = uri.partition("?")[2].encode()
         identity = log_reasons(identifier.identify(peer, request.headers, now, query))
@@ -112,7 +112,7 @@ class ForwardChecks:
             )
         uri, method = [_only(name, found.get(name, [])) for name in (kinds or self._kinds)[0]]
         if not uri or not method:
-            raise InvalidRequest("the path or the method that the proxy sends is empty")
+            raise InvalidRequest("the proxy sent an empty path or method")
         return uri, method
 
     def _response(self, answer: ClientAnswer[tuple[bytes, bytes]]) -> HttpResponse:
@@ -131,7 +131,7 @@ def _only(name: bytes, values: list[bytes]) -> str:
             "or X-Forwarded-Uri and X-Forwarded-Method"
         )
     if len(values) > 1:
-        raise InvalidRequest(f"the request has {len(values)} headers {name.decode()}: the proxy sends one")
+        raise InvalidRequest(f"the request has {len(values)} headers named {name.decode()}: the proxy must send one")
     try:
         return values[0].decode()
     except UnicodeDecodeError:

@@ -41,7 +41,7 @@ class Health:
     async def check(self, call: UnaryCall) -> bytes:
         status = await self._status(_service(call.message))
         if status is Serving.SERVICE_UNKNOWN:
-            raise RpcError(StatusCode.NOT_FOUND, "the service is unknown: List returns the names of all")
+            raise RpcError(StatusCode.NOT_FOUND, "unknown service: List returns the names of all services")
         return _encoded(status)
 
     async def list(self, _: UnaryCall) -> bytes:
@@ -55,7 +55,10 @@ class Health:
             service = _service(message)
             break
         else:
-            raise RpcError(StatusCode.INVALID_ARGUMENT, "the call has no message, which would name a service")
+            raise RpcError(
+                StatusCode.INVALID_ARGUMENT,
+                "the call has no message: send a HealthCheckRequest",
+            )
         sent: Serving | None = None
         while True:
             status = await self._status(service)

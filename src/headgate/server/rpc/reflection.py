@@ -41,13 +41,13 @@ def _response(request: Any) -> dict[str, Any]:
             file = POOL.FindFileByName(name) if kind == "file_by_filename" else _declaring(name)
         except KeyError:
             kind = "file" if kind == "file_by_filename" else "symbol"
-            return _error(StatusCode.NOT_FOUND, f"there is no {kind} {name[:200]!a}")
+            return _error(StatusCode.NOT_FOUND, f"the {kind} {name[:200]!a} does not exist")
         if kind == "all_extension_numbers_of_type":
             return {"all_extension_numbers_response": {"base_type_name": name}}  # without a number: proto3 has none
         return {"file_descriptor_response": {"file_descriptor_proto": _with_needed(file)}}
     if kind == "file_containing_extension":
-        return _error(StatusCode.NOT_FOUND, "there are no extensions")
-    return _error(StatusCode.INVALID_ARGUMENT, "the kind of the request is unknown")
+        return _error(StatusCode.NOT_FOUND, "this server has no extensions")
+    return _error(StatusCode.INVALID_ARGUMENT, "unknown kind of request")
 
 
 def _declaring(symbol: str) -> FileDescriptor:

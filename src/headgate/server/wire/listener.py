@@ -172,4 +172,4 @@ def _probe_silent_clients(bound: socket.socket) -> None:
 
 
 async def _only_http2(_: HttpRequest) -> HttpResponse:
-    return HttpResponse.of_problem(505, "This port speaks gRPC, which needs HTTP/2.")
+    return HttpResponse.of_problem(505, "This port serves gRPC, which requires HTTP/2.")

@@ -70,7 +70,10 @@ def test_other_protocols_are_refused_and_the_first_frame_must_be_settings() -> N
     for sent in (b"GET / HTTP/1.1\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\r", b"\x16\x03\x01", b"P\0"):
         client = Conversation(greeting=b"")
         client.say(sent)
-        assert (client.gave_up(), client.server.fault) == (ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
+        assert (client.gave_up(), client.server.fault) == (
+            ErrorCode.PROTOCOL_ERROR,
+            "the connection does not begin with the HTTP/2 preface",
+        )
     for first in (frames.SETTINGS_ACK, frames.ping(b"12345678"), frames.headers(1, BLOCK)):
         client = Conversation(greeting=b"")
         assert client.say(frames.PREFACE, first) == []

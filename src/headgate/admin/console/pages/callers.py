@@ -291,7 +291,7 @@ def _until(form: Form, present: str | None) -> str | None:
     try:
         moment = datetime.fromisoformat(form.get("at", ""))
     except ValueError:
-        raise UsageError("enter the end in UTC, such as 2026-12-01 18:00") from None
+        raise UsageError("the end must be a time in UTC, such as 2026-12-01 18:00") from None
     return moment.replace(tzinfo=None).isoformat() + "Z"
 
 

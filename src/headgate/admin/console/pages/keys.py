@@ -142,7 +142,7 @@ async def _consumer(
 def _expires(form: Form) -> int | None:
     days = form.get("days", "")
     if days not in dict(LASTING):
-        raise UsageError("choose from the list when the key expires")
+        raise UsageError("choose the lifetime of the key from the list")
     return epoch_us() + int(days) * DAY_US if days else None
 
 
@@ -150,7 +150,7 @@ def _overlap(form: Form) -> int:
     """Return the overlap that a form selects, in microseconds. Raises UsageError."""
     hours = form.get("overlap", "")
     if hours not in dict(OVERLAPS):
-        raise UsageError("choose from the list when the old key ends")
+        raise UsageError("choose from the list how long the old key stays valid")
     return int(hours) * 3_600_000_000
 
 

@@ -28,7 +28,7 @@ _SPARE = 64
 """Deadlines of ended calls that are kept, in addition to one for each waiting call, before they are removed."""
 _SLOW = RpcError(StatusCode.DEADLINE_EXCEEDED, "The message took too long to arrive.")
 _LEAVING = RpcError(StatusCode.UNAVAILABLE, "This server is shutting down: call another one.")
-_CARDINALITY = RpcError(StatusCode.UNIMPLEMENTED, "A unary call has one message.")
+_CARDINALITY = RpcError(StatusCode.UNIMPLEMENTED, "A unary call must have exactly one message.")
 
 
 class _PartialCall:

@@ -204,7 +204,7 @@ class Http2Connection:
         """Check a part of the client's preface; return where it ends."""
         size = min(len(data), len(self._preface))
         if data[:size] != self._preface[:size]:
-            raise protocol_error("this is not HTTP/2")
+            raise protocol_error("the connection does not begin with the HTTP/2 preface")
         self._preface = self._preface[size:]
         return size
 
@@ -215,7 +215,7 @@ class Http2Connection:
                 raise protocol_error("the first frame must be SETTINGS")
             self._greeted = True
         if self._blocks.number and kind != frames.CONTINUATION:
-            raise protocol_error("a header block is interrupted")
+            raise protocol_error("another frame interrupts a header block")
         read = self._READERS.get(kind)
         if read is None:
             self._abuse.saw_control()
@@ -253,7 +253,7 @@ class Http2Connection:
             elif number > streams.last:
                 self._open(number, block, events, ended=ended)
             elif streams.was_skipped(number):
-                raise protocol_error("a stream with a lower number than the one before")
+                raise protocol_error("the number of a new stream must be above that of the previous one")
             elif not streams.was_dropped(number):
                 raise ConnectionFault(ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
             else:  # of a stream that was reset here; the block may still change the table
@@ -317,7 +317,7 @@ class Http2Connection:
         """Only check it: such priorities are deprecated (section 5.3.2)."""
         self._abuse.saw_control()
         if number == 0:
-            raise protocol_error("PRIORITY of the connection")
+            raise protocol_error("PRIORITY on stream 0")
         if number not in self.streams.open:
             if len(payload) != 5 or frames.word(payload) & LARGEST_ID == number:
                 raise protocol_error("PRIORITY must have 5 bytes, and a stream cannot depend on itself")
@@ -329,7 +329,7 @@ class Http2Connection:
     def _read_rst_stream(self, _flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         streams = self.streams
         if number == 0 or streams.is_idle(number):
-            raise protocol_error("RST_STREAM of a stream that was never opened")
+            raise protocol_error("RST_STREAM on a stream that was never opened")
         if len(payload) != 4:
             raise size_error("RST_STREAM must have 4 bytes")
         stream = streams.open.get(number)

@@ -367,7 +367,7 @@ class Streams:
         """Widen the send window of a stream, or of the connection if the number is 0."""
         if number == 0:
             if more == 0:
-                raise protocol_error("WINDOW_UPDATE by nothing")
+                raise protocol_error("WINDOW_UPDATE with an increment of 0")
             self.window += more
             if self.window > LARGEST_WINDOW:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
@@ -376,7 +376,7 @@ class Streams:
         stream = self.open.get(number)
         if stream is None:
             if self.is_idle(number):
-                raise protocol_error("WINDOW_UPDATE of a stream that was never opened")
+                raise protocol_error("WINDOW_UPDATE on a stream that was never opened")
             return
         stream.window += more
         if more == 0:
