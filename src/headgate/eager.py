@@ -1,4 +1,4 @@
-"""Running a handler at once, up to its first wait; most never wait.
+"""Run a handler immediately, up to its first wait; most never wait.
 
 A task would start only in the next turn of the loop, and cost more than a decision in memory. A handler here has no
 task: it may await futures, but nothing that needs `asyncio.current_task`, such as `asyncio.timeout`.

@@ -172,7 +172,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"cannot be created.*--data-dir"):
+    with pytest.raises(UsageError, match=r"cannot create .*--data-dir"):
         snapshot_folder("sqlite:///a", str(tmp_path / "file"))
 
 

@@ -1,1 +1,1 @@
-"""The admin plane: rules, tiers, users and keys in a database, changed by people, followed by every node."""
+"""The admin plane: rules, tiers, users and keys in a database, which people change and every node follows."""

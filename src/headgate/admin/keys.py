@@ -82,7 +82,7 @@ _Key = TypeVar("_Key")
 
 
 class NewKey(NamedTuple, Generic[_Key]):
-    """A key that was just created, with its text, which is kept nowhere."""
+    """A new key with its text, which is not stored."""
 
     key: _Key
     text: str
@@ -174,7 +174,7 @@ class AdminKeys:
         return new
 
     async def revoke(self, name: str, actor: Actor) -> None:
-        """End a key at once, by its id. Raises UnknownObject."""
+        """End a key immediately, by its id. Raises UnknownObject."""
         async with self._kept().exclusively() as connection:
             now = self._now()
             await self._end(connection, await self._get(connection, name), actor, now, now)
@@ -277,7 +277,7 @@ class ConsumerKey(NamedTuple):
 
 
 class Consumer(NamedTuple):
-    """A consumer with all its keys, past ones too, the oldest first."""
+    """A consumer with all its keys, including past ones, the oldest first."""
 
     tier: str
     """Of the user of its name; empty for none."""
@@ -289,7 +289,7 @@ _CONSUMER_COLUMNS = [_CONSUMERS[name] for name in ConsumerKey._fields]
 
 
 class Consumers:
-    """The consumers of a database; without one there are none. `clock` returns microseconds since the epoch."""
+    """The consumers of a database; without a database, there are none. `clock` returns microseconds since the epoch."""
 
     def __init__(self, database: Database | None, clock: Callable[[], int] = epoch_us) -> None:
         self._database, self._now = database, clock
@@ -323,7 +323,7 @@ class Consumers:
         return made
 
     async def revoke(self, name: str, actor: Actor) -> None:
-        """End all keys of a consumer at once. Raises UnknownObject."""
+        """End all keys of a consumer immediately. Raises UnknownObject."""
         async with self._kept().exclusively() as connection:
             now = self._now()
             good = [key for key in await self._known(connection, name) if key.is_good(now)]

@@ -1,4 +1,4 @@
-"""Present rates of a fleet: each service writes one bounded row to the database, and each can sum all of them.
+"""Current rates of a fleet: each service writes one bounded row to the database, and can sum the rows of all.
 
 Decisions and their store are not involved, so there are figures also while the store is down, or is in memory. A
 service reads its own counters continuously, and keeps ten minutes of history. It writes only while the overview is

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the admin plane: what Litestar knows of the routes, the forms of rules, and examples.
+"""The OpenAPI document of the admin plane: built from Litestar's routes, the forms of rules, and examples.
 
 The responses of routes are in ``responses.json``: an example by the name of each route, from which its schema follows.
 A text such as ``=api_key`` stands for the example of that name, whose schema is a component of the document.
@@ -315,7 +315,7 @@ _KNOWN: Json = {
     "refused_share": {**NUMBER, "minimum": 0, "maximum": 1},
     "sampled": {**NUMBER, "exclusiveMinimum": 0, "maximum": 1},
 }
-"""What one example does not show, by the ends of paths."""
+"""Properties that one example does not show, by the ends of paths."""
 _HERE: list[tuple[str, Json, str]] = [
     *[
         (f"{part}.{name}", NUMBER, text)

@@ -1,4 +1,4 @@
-"""The present state of the fleet, as the API and the console show it: sums, histories, nodes, and their problems."""
+"""The current state of the fleet, for the API and the console: sums, histories, nodes, and their problems."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ Filters: TypeAlias = Mapping[str, Any]
 
 
 class RefusalLog:
-    """Keeps the last refusals of a service's workers, without a database in memory.
+    """Keeps the last refusals of a service's workers; without a database, in memory.
 
     `taken` returns the refusals since its last call; `clock` returns microseconds since the epoch.
     """

@@ -61,7 +61,7 @@ API = "/api/"
 """Prefix of the paths of the REST API, which does not accept cookies."""
 COOKIE = "headgate_session"
 IDENTIFY = "identify"
-"""The name in a request's state of the function that looks up a key, for the log-in page."""
+"""The name in a request's state of the function that looks up a key, for the login page."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _PREVIEW = "/rule/preview"
@@ -76,7 +76,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Refused(HTTPException):
-    """A request that is refused whatever its route does."""
+    """A request that is refused regardless of its route."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail, status_code=status)
@@ -161,7 +161,7 @@ class Gatekeeper:
         scope["state"].get(ADMITTED, bool)()
 
     async def _identify_for_log_in(self, scope: Scope, text: str, response: _Response) -> ApiKey:
-        """Return the key of a log-in, which counts as a change, since it writes a session."""
+        """Return the key of a login, which counts as a change, since it writes a session."""
         key = await self._identify(scope, text, response)
         await self._count(self._writes, key, response)
         _check_plane(key)
@@ -252,7 +252,7 @@ class _Response:
             await self._send_whole(problem.status, (b"content-type", CONTENT_TYPE.encode()), problem.encode())
 
     async def redirect_to_log_in(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Redirect a browser to the log-in page, which redirects back.
+        """Redirect a browser to the login page, which redirects back.
 
         A link on another site sends no cookie, which is SameSite: a refresh requests the page again, from this site.
         """

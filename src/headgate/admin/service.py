@@ -51,7 +51,7 @@ SORTS = ("position", "id", "updated_at", "-id", "-updated_at")
 
 
 class AdminService:
-    """Operations on whole files and revisions, estimates and reports; `rules`, `users`, `keys` ... have the others.
+    """Operations on whole files and revisions, estimates and reports; `rules`, `users` and others have the rest.
 
     `engine` reads and resets limits. Without a `database`, the rules are in a file. `hot_keys` returns JSON.
     """

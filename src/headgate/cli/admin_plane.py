@@ -1,4 +1,4 @@
-"""The admin plane of ``headgate serve``: whether there is one, and how it runs beside the decision plane."""
+"""The admin plane of ``headgate serve``: whether there is one, and how it runs with the decision plane."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S1
 
 
 class NoAnswer(HeadgateError):
-    """A service did not do what was requested, and why."""
+    """A service did not perform a request, for the reason in the message."""
 
 
 @dataclass(frozen=True, slots=True)

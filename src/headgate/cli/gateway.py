@@ -1,4 +1,4 @@
-"""``headgate gateway``: Envoy in front of services, configured by a short file, with Headgate beside it."""
+"""``headgate gateway``: Envoy and Headgate in front of services, configured by a short file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The message of ``headgate serve`` when it serves: addresses, settings, and two commands to try."""
+"""The startup message of ``headgate serve``: addresses, settings, and two sample commands."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _MOST_NAMES = 2000
 
 
 class ProblemKind(StrEnum):
-    """Which check found it."""
+    """The check that found a problem."""
 
     FILE = "file"
     """The file cannot be read at all."""
@@ -48,7 +48,7 @@ class Finding:
     accepted: str = ""
     """What would be right."""
     hint: str = ""
-    """The nearest thing that would work, as a sentence."""
+    """The nearest valid alternative, as a sentence."""
     path: str = ""
     """The field, such as ``rules[2].window``."""
     file: str = ""
@@ -92,7 +92,7 @@ class InvalidRules(InvalidRule):
 
 
 class Locator:
-    """Finds where values are written. This one has only a name: data without a text."""
+    """Finds the positions of values. This class is for data without a text: it has only a name."""
 
     __slots__ = ("name", "problems")
 

@@ -33,7 +33,7 @@ _FEW = 12
 
 
 class Form(Protocol):
-    """What a value may be."""
+    """A form of values."""
 
     def read(self, value: object, path: Path, findings: Findings) -> Any: ...
 
@@ -43,7 +43,7 @@ class Form(Protocol):
 
 
 class Meaningless(ValueError):
-    """A well-formed value makes no sense: why, what would be right, and the nearest thing that would work."""
+    """A well-formed value without a valid meaning: the reason, what is valid, and the nearest valid alternative."""
 
     def __init__(self, message: str, accepted: str = "", hint: str = "") -> None:
         super().__init__(message, accepted, hint)
@@ -224,7 +224,7 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class MapOf:
-    """A mapping with keys of the user's own. Invalid items are left out."""
+    """A mapping whose keys the user chooses. Invalid items are omitted."""
 
     of: Form
     accepted: str

@@ -48,11 +48,11 @@ class UsageError(HeadgateError, ValueError):
 
 
 class InvalidQuota(UsageError):
-    """The numbers of a quota, or its text, are not acceptable."""
+    """The numbers of a quota, or its text, are invalid."""
 
 
 class InvalidKey(UsageError):
-    """The key or name is not acceptable."""
+    """The key or name is invalid."""
 
 
 class InvalidCost(UsageError):
@@ -60,15 +60,15 @@ class InvalidCost(UsageError):
 
 
 class CostTooLarge(InvalidCost):
-    """The cost is above the capacity of a limit, so that it could never pass."""
+    """The cost is above the capacity of a limit, so it could never pass."""
 
 
 class InvalidStore(UsageError):
-    """The store address is not acceptable."""
+    """The store address is invalid."""
 
 
 class InvalidRule(UsageError):
-    """A rule, tier, user or list is not acceptable, or the file that has them."""
+    """A rule, tier, user or list is invalid, or the file that contains them."""
 
 
 class StoreError(HeadgateError):

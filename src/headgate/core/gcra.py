@@ -1,4 +1,4 @@
-"""GCRA: one timestamp per key, the theoretical arrival time (TAT), from which on the key owes nothing.
+"""GCRA: one timestamp per key, the theoretical arrival time (TAT), from which the key has no usage.
 
 Each unit of cost moves the TAT one emission interval (window / limit) into the future; a request passes while the TAT
 stays within the time that the capacity is worth. It decides as the token bucket does.

@@ -1,4 +1,4 @@
-"""Leaky bucket: each request pours its cost into a bucket that leaks `limit` units per window.
+"""Leaky bucket: each request adds its cost to a bucket that leaks `limit` units per window.
 
 As a *meter* it refuses what would overflow. That is the token bucket seen from the other side (what is poured in is
 what is missing there), so it is the same function. As a *queue* it also returns the time until the request's turn:

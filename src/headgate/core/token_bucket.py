@@ -1,4 +1,4 @@
-"""Token bucket: a bucket of `capacity` tokens, full at first, into which `limit` tokens fall per window.
+"""Token bucket: a bucket of `capacity` tokens, full at first, which gains `limit` tokens per window.
 
 Bound: at most capacity + floor(limit * t / window) units pass in any interval of t microseconds, and exactly that many
 when demand never pauses, unless the quota must be rounded (see `Quota.rounding`). If it refills in steps, one of them

@@ -1,4 +1,4 @@
-"""The gateway: a file of a few lines becomes an Envoy that consults Headgate about every request; both are supervised.
+"""The gateway: Envoy, configured by a short file, which calls Headgate for every request; both are supervised.
 
 ::
 

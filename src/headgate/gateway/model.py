@@ -134,7 +134,7 @@ UPSTREAM_TLS = Record(
 
 @dataclass(frozen=True, slots=True)
 class UpstreamService:
-    """The target of routes: one server, or several that are alike."""
+    """The target of routes: one server, or several interchangeable ones."""
 
     name: str
     endpoints: tuple[UpstreamEndpoint, ...] = field(metadata=needed(_ENDPOINTS, "Host and port of its servers."))

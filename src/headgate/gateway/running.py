@@ -303,7 +303,7 @@ class RunningGateway:
     def _compile(self, gateway: Gateway, version: int) -> Resources:
         """Return Envoy's configuration of a gateway; called from a thread, except for the first one.
 
-        Raises UsageError if Envoy refuses it.
+        Raises UsageError if Envoy rejects it.
         """
         if version > 1:
             changed = [name for name, of in _FIXED.items() if of(gateway) != of(self.gateway)]

@@ -1,4 +1,4 @@
-"""Limits for web frameworks, gRPC servers, tasks and functions; each module imports its framework only.
+"""Limits for web frameworks, gRPC servers, tasks and functions; each module imports only its own framework.
 
 =========================  ===========================================================================
 `integrations.asgi`        middleware for any ASGI application: HTTP, WebSocket, streams

@@ -139,7 +139,7 @@ def limit(limits: Quotas | QuotasOfKey | None = None, **terms: Unpack[BudgetSett
 
 
 def reset(key: str, name: str = "default", *, limits: Quotas | None = None) -> None:
-    """Forget what a key used; see `RequestLimiter.reset`."""
+    """Clear the usage of a key; see `RequestLimiter.reset`."""
     _site_limiter(is_async=False).reset(key, name, limits=limits)
 
 

@@ -40,7 +40,7 @@ _CURRENT = "headgate_request"
 
 
 class Refused(HTTPException):
-    """A request is refused, and not by a limit: see `Refusal.status`. The response is a problem document."""
+    """A request is refused, but not because of a limit: see `Refusal.status`. The response is a problem document."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.detail)

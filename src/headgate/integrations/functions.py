@@ -44,7 +44,7 @@ _LONGEST_US = 60_000_000
 
 
 class CallRefused(HeadgateError):
-    """A call is refused, but not by a limit.
+    """A call is refused for a reason other than a limit.
 
     Attributes:
         status: see `Refusal.status`.

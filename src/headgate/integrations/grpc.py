@@ -48,7 +48,7 @@ _RETRY_INFO = b"type.googleapis.com/google.rpc.RetryInfo"
 
 
 class ServerCall(msgspec.Struct, frozen=True):
-    """A call, as functions such as `key` get it."""
+    """A call: the argument of functions such as `key`."""
 
     method: str
     """Such as ``/shop.Orders/Create``."""

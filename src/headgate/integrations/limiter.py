@@ -48,7 +48,7 @@ _TERMS = frozenset({"cost", "count_when", "refund_on_error", "shadow"})
 
 
 class DeciderSettings(TypedDict, total=False):
-    """What decides, for routes and for functions."""
+    """The store or the engine that decides, for routes and for functions."""
 
     rules: Rules
     """Rules, or a file of rules, which is watched. This process evaluates them, with `store`."""
@@ -185,7 +185,7 @@ class LimiterBase:
                 raise InvalidSettings(f"{function!r} is a coroutine function, and this application is synchronous")
 
     def reset(self, key: str, name: str = DEFAULT, *, limits: Quotas | None = None) -> Any:
-        """Forget what a key used: ``reset("ip:203.0.113.9")``. Awaitable in an event loop.
+        """Clear the usage of a key: ``reset("ip:203.0.113.9")``. Awaitable in an event loop.
 
         The key is the result of a key function, or the caller: ``user:42``, ``apikey:reporting``, ``ip:203.0.113.9``.
         The name is that of a budget, or of a route, such as ``GET:/items/{item}``, whose quotas are `limits`. With

@@ -1,4 +1,4 @@
-"""The form in which Pydantic writes a `Decision` as JSON, so that a route of FastAPI may return one."""
+"""The JSON form of a `Decision` for Pydantic, so that a route of FastAPI can return one."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def merged(
 ) -> dict[str, Any]:
     """Return the rules after applying the data of a rules file to those in force.
 
-    Sections that the file does not have stay as they are, and so do overrides with an end, unless users are replaced:
+    Sections that are missing from the file stay as they are, and so do temporary overrides, unless users are replaced:
     operators set those for a time, and no file has them.
     """
     found = {**wanted, **{name: part for name, part in present.items() if name not in sections and name != "version"}}

@@ -1,4 +1,4 @@
-"""Allow and deny lists, searched without going through the list.
+"""Allow and deny lists, which are searched without a scan.
 
 Exact values are in a dict; networks in one dict per prefix length, longest first; values with ``*`` in one dict per
 length of the text before the first ``*`` (or, if there is none, after the last). Only values such as ``*bot*`` are

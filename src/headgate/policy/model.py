@@ -190,7 +190,7 @@ class Rule:
         "",
     )
     reset_on_change: bool = declared(
-        Scalar.flag(), "Whether the rule starts afresh after a change of its limit, burst or updated_at.", False
+        Scalar.flag(), "Whether the rule starts without usage after a change of its limit, burst or updated_at.", False
     )
     """A limit that is changed back to an earlier value finds its earlier usage, if that has not expired, unless
     `updated_at` is new."""
@@ -251,7 +251,7 @@ class User:
 
     tier: str = declared(TIER, "The tier of the user.", "")
     overrides: Mapping[str, Change] = declared(
-        None, "Changes of rules for this user, by rule, optionally with an end.", factory=dict
+        None, "Changes of rules for this user, by rule, which may expire.", factory=dict
     )
     """Each on top of the user's tier. If a request brings another tier, and the override makes no quota on top of it,
     it changes the rule as written."""

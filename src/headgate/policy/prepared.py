@@ -60,7 +60,7 @@ class Terms:
 
 
 class TermsByTier:
-    """The terms of a rule by tier, for users with a certain override or without; made when they are first needed."""
+    """The terms of a rule by tier, for users with a certain override or without; computed when first needed."""
 
     __slots__ = ("_by_tier", "_override", "_rule", "_tiers")
 

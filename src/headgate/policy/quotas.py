@@ -97,7 +97,7 @@ QUOTA_FIELDS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Way:
-    """One of the ways to write a quota: fields that it needs, and fields that it may have besides."""
+    """One of the ways to write a quota: its required fields, and its optional ones."""
 
     needs: tuple[str, ...]
     may: tuple[str, ...]

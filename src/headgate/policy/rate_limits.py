@@ -1,4 +1,4 @@
-"""Files with `rate_limits` and `runtime`: limits by scope and resource, as another limiter has them.
+"""Files with `rate_limits` and `runtime`: limits by scope and resource, in the form of another rate limiter.
 
 =====================================  ==========================================================================
 in the file                            result

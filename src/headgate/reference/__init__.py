@@ -1,1 +1,1 @@
-"""The API reference that both planes serve, and what their OpenAPI documents are made of."""
+"""The API reference that both planes serve, and the parts of their OpenAPI documents."""

@@ -1,4 +1,4 @@
-"""Clients of the decision service, with the verbs and answers of an engine, over HTTP or gRPC::
+"""Clients of the decision service, with the verbs and results of an engine, over HTTP or gRPC::
 
 engine = Engine("rules.yaml", store="redis://localhost")
 engine = Client("http://localhost:8080")

@@ -1,6 +1,6 @@
 """The files of a service: rules, descriptors, identity, caller keys and certificates.
 
-Each is followed while the service runs, and read again at once on `reload`: see `headgate.live`.
+Each is followed while the service runs, and read again immediately on `reload`: see `headgate.live`.
 """
 
 from __future__ import annotations

@@ -285,7 +285,7 @@ def _keys(source: str, path: Path, algorithms: Sequence[str]) -> tuple[Verificat
     if source == "pem" and len(algorithms) != 1:
         raise InvalidSettings(f"a PEM key is for one algorithm, not for {len(algorithms)}")
     if source == "pem" and FAMILIES[algorithms[0]] == "oct":
-        raise InvalidSettings(f"{algorithms[0]} has a shared secret rather than a PEM file: give it as a JWK set")
+        raise InvalidSettings(f"{algorithms[0]} uses a shared secret, not a PEM file: give it as a JWK set")
     try:
         content = content_of(path, MAX_KEY_FILE)
     except UnreadableFile as error:

@@ -61,7 +61,7 @@ class BreakerStatistics:
 
 
 class Breaker:
-    """Permits calls; not safe for threads.
+    """Permits calls; not thread-safe.
 
     Args:
         threshold: failures in a row that open it.

@@ -48,7 +48,7 @@ def reason_of(error: StoreError) -> Reason:
 
 
 class Circuits:
-    """All circuits of a store, which may name its servers, and counters of its calls; safe for threads."""
+    """All circuits of a store, which may name its servers, and counters of its calls; thread-safe."""
 
     def __init__(self, store: object, new_breaker: Callable[[], Breaker], ticks: Callable[[], int]) -> None:
         self.lock = new_lock()

@@ -36,7 +36,7 @@ _MISSING = Reason.STORE_UNAVAILABLE.value
 
 
 class Fallback:
-    """Answers in place of a store; safe for threads.
+    """Answers in place of a store; thread-safe.
 
     Args:
         mode: that of all limits, or a function of each.

@@ -34,7 +34,7 @@ SPACE = "!nodes"
 
 
 class Heartbeat:
-    """The heartbeat of this process; safe for threads. Processes with the same `name` count each other.
+    """The heartbeat of this process; thread-safe. Processes with the same `name` count each other.
 
     The count is at least `fewest`.
     """

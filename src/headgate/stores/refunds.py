@@ -1,4 +1,4 @@
-"""What happens once: requests that are repeated with a token, and refunds of a charge, which has an identity."""
+"""Operations that take effect once: requests repeated with a token, and refunds of a charge, which has an identity."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def refund_token(identity: bytes, place: bytes = b"") -> bytes:
 
 
 class Admissions:
-    """The admissions that CHECK_ONCE repeats, by token, each for `ONCE_US`; not safe for threads.
+    """The admissions that CHECK_ONCE repeats, by token, each for `ONCE_US`; not thread-safe.
 
     Args:
         most: how many are kept. Beyond that the oldest is forgotten first, and its request counts again.

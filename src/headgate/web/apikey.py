@@ -91,7 +91,7 @@ class ApiKeys:
         if not isinstance(self.scheme, str) or not _SCHEME.fullmatch(self.scheme):
             raise InvalidSettings(f"scheme must be a word such as 'Bearer', got {short(self.scheme)}")
         if not isinstance(self.secret, bytes) or 0 < len(self.secret) < 16:
-            raise InvalidSettings("secret must have at least 16 random bytes, better 32")
+            raise InvalidSettings("secret must have at least 16 random bytes; 32 are recommended")
         if bool(self.known) == self.verified_upstream:
             raise InvalidSettings("set either the known keys, by digest, or verified_upstream=True")
         for one, holder in self.known.items():

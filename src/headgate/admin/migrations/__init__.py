@@ -1,1 +1,1 @@
-"""How the tables came to be as they are, step by step; run by `headgate.admin.database`."""
+"""The migrations of the tables; run by `headgate.admin.database`."""

@@ -62,7 +62,7 @@ async def rotate_key(admin: Admin, request: JsonRequest, key_id: Name, data: JSO
 
 @delete("/keys/{key_id:str}", opt=ADMIN, summary="Revoke an API key", status_code=204)
 async def revoke_key(admin: Admin, request: JsonRequest, key_id: Name) -> None:
-    """End a key at once."""
+    """End a key immediately."""
     await admin.keys.revoke(key_id, actor_of(request))
 
 
@@ -116,13 +116,13 @@ async def rotate_consumer(
 
 @post("/consumers/{consumer_id:str}/revoke", opt=EDITOR, summary="Revoke a consumer's keys", status_code=204)
 async def revoke_consumer(admin: Admin, request: JsonRequest, consumer_id: ConsumerId) -> None:
-    """End all keys of a consumer at once. Its tier and overrides stay."""
+    """End all keys of a consumer immediately. Its tier and overrides stay."""
     await admin.consumers.revoke(consumer_id, actor_of(request))
 
 
 @delete("/consumers/{consumer_id:str}", opt=EDITOR, summary="Delete a consumer", status_code=204)
 async def delete_consumer(admin: Admin, request: JsonRequest, consumer_id: ConsumerId) -> None:
-    """End all keys of a consumer at once, and delete its tier and overrides."""
+    """End all keys of a consumer immediately, and delete its tier and overrides."""
     await admin.delete_consumer(consumer_id, actor_of(request))
 
 

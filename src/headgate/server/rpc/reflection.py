@@ -1,4 +1,4 @@
-"""Server reflection for tools: ``grpc.reflection.v1``, and the equal ``v1alpha``."""
+"""Server reflection for tools: ``grpc.reflection.v1``, and ``v1alpha``, which is identical."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-in, which exchanges a key for a session in a cookie; log-out; and the sessions of a key."""
+"""Login, which exchanges a key for a session in a cookie; logout; and the sessions of a key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SignedIn = NamedDependency[Sessions]
 @get("/login")
 async def log_in_page(request: WebRequest, sessions: SignedIn) -> Response[Any]:
     place, token = _within(request.query_params.get("next", "")), request.cookies.get(COOKIE, "")
-    with suppress(DatabaseError):  # which the log-in reports
+    with suppress(DatabaseError):  # which the login reports
         if token and await sessions.find(token) is not None:
             return Redirect(place, status_code=303)
     return page(request, "login.html", place=place, problem=None)
@@ -65,7 +65,7 @@ async def about(request: WebRequest, admin: Admin, sessions: SignedIn) -> Respon
 
 
 def _within(place: str) -> str:
-    """Return the page after the log-in, which must be one of the console."""
+    """Return the page after the login, which must be one of the console."""
     is_ours = place[:1] == "/" and place[1:2] not in {"/", "\\"} and place.isprintable() and place != "/login"
     return place if is_ours else "/"
 

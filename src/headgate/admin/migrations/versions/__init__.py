@@ -1,1 +1,1 @@
-"""Each step, in order."""
+"""The migrations, in order."""
