@@ -63,7 +63,7 @@ def test_a_new_rule_begins_in_shadow_and_all_works_without_a_script(browsing: Br
     page.get_by_role("button", name="Preview").click()
     expect(page.locator("#effects")).to_contain_text("A new rule has no history")
     page.get_by_role("button", name="Save in shadow first").click()
-    expect(page.get_by_text("The rule counts, and refuses nothing.")).to_be_visible()
+    expect(page.get_by_text("The rule counts, but refuses nothing.")).to_be_visible()
     body = plane.ask("GET", f"/rules/{rule}").json()
     assert (body["shadow"], body["dimension"], body["refusal_status"]) == (True, ["user", "region"], 503)
     page.get_by_label("Percent").select_option("100")

@@ -82,7 +82,7 @@ def test_a_shadow_is_enforced_by_percent_and_rolled_back(browsing: Browsing, pla
     assert_fits(page)
     page.locator("summary", has_text="Version 1").click()
     page.get_by_role("button", name="Roll back to version 1").click()
-    expect(page.get_by_text("The rule counts, and refuses nothing.")).to_be_visible()
+    expect(page.get_by_text("The rule counts, but refuses nothing.")).to_be_visible()
     body = plane.ask("GET", f"/rules/{rule}").json()
     assert (body["shadow"], body["version"]) == (True, 3)
 

@@ -126,7 +126,7 @@ async def _find_shadows(connection: AsyncConnection, names: Sequence[str], now: 
                 "shadow_ready",
                 f"{_named(ready, 'Shadow rule')} would refuse nothing",
                 f"In the last 24 hours it had at least {FEWEST} requests, all within the limit.",
-                "Enforce it, for all callers or for some percent: set shadow to false.",
+                "Enforce it, for all callers or for a percentage of them: set shadow to false.",
                 _link("/rule", id=ready[0]) if len(ready) == 1 else "/rules",
             )
         )
@@ -150,7 +150,7 @@ async def _find_unused(connection: AsyncConnection, enabled: Mapping[str, Rule],
             "unused_rules",
             f"{_named(names, 'Rule')} matched no request for 7 days",
             "Its endpoint gets no requests, its path is misspelt, or no client sends its dimension.",
-            "Try a request that the rule should match: the result has the reason why it does not. Delete unused rules.",
+            "Try a request that the rule should match: the result states why it does not. Delete unused rules.",
             _link("/rule", id=names[0]) if len(names) == 1 else "/rules",
         )
     ]

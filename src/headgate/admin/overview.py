@@ -316,7 +316,7 @@ def _of_stores(fresh: list[Figures]) -> Iterator[Attention]:
             WARNING,
             "store_not_shared",
             f"{_nodes(alone)} of {len(fresh)} count in memory, separately",
-            "A client of several nodes gets its whole limit from each.",
+            "A client of several nodes gets its full limit on each of them.",
             "Start all nodes with the same --store, such as redis://HOST:6379.",
         )
     elif len(stores) > 1:

@@ -88,7 +88,7 @@ QUOTA_FIELDS = {
     "min_refill_interval_ms": Field(
         Scalar.whole(0, EXACT // 1000), "The bucket is refilled in steps this many milliseconds apart."
     ),
-    "refill_every": Field(length(), "Token bucket only: it is refilled in steps this far apart, such as 10ms."),
+    "refill_every": Field(length(), "Token bucket only: the interval between refills, such as 10ms."),
     "warn_percent": Field(_PERCENT, "Usage, in percent, above which a key is in the warning state; default: 80."),
     "calm_percent": Field(_PERCENT, "Usage, in percent, below which it leaves the warning state; default: 70."),
     "quota": Field(_TEXT, 'The whole quota as text, such as "10/s burst 20; 5000/day".'),

@@ -162,7 +162,7 @@ class Suggester:
         usage, people = self._usage, _PEOPLE.get(self._by, self._by)
         if not usage.requests:
             raise UsageError(
-                f"none of the {self.lines:,} requests in the log has {_article(people)}: see --by and --column"
+                f"none of the {self.lines:,} requests in the log has {_article(people)}: set --by or --column"
             )
         overall = self._suggest(None, f"all-per-{self._by}", LEAST_REGULARS)
         rules, ids = [overall], {overall.rule.id}

@@ -72,7 +72,7 @@ class Settings:
     store: str = _option(
         "memory",
         "ADDRESS",
-        "the address of the state: memory, redis://HOST:6379/0, rediss://, redis+sentinel://, redis+cluster://; "
+        "the address of the store: memory, redis://HOST:6379/0, rediss://, redis+sentinel://, redis+cluster://; "
         f"without a timeout in the address, a store on the network has {RLS_SECONDS * 1000:g} ms for Envoy's requests "
         f"and {API_SECONDS * 1000:g} ms for others",
         is_secret=True,
@@ -123,7 +123,7 @@ class Settings:
     envoy_merge_domains: bool = _option(False, "ON", "allow several of these files for one domain: on or off")
     envoy_shadow: bool = _option(False, "ON", "only count and report the limits of these files: on or off")
     envoy_count_refused: bool = _option(False, "ON", "count refused hits against the limit: on or off")
-    envoy_trust_tier: bool = _option(False, "ON", "use the entry tier of a descriptor as the tier: on or off")
+    envoy_trust_tier: bool = _option(False, "ON", "use the tier entry of a descriptor as the tier: on or off")
     envoy_headers: bool = _option(True, "ON", "send Envoy's clients the headers of their limits: on or off")
     envoy_metadata: bool = _option(
         False, "ON", "send dynamic metadata with the request and the metadata of admitted descriptors: on or off"

@@ -21,7 +21,7 @@ from headgate.core.errors import HeadgateError, UsageError
 _ROWS = 50
 LASTING = (("", "never"), ("1", "in a day"), ("7", "in a week"), ("30", "in 30 days"), ("365", "in a year"))
 """Choices for the expiry of a key, in days."""
-OVERLAPS = (("0", "at once"), ("1", "in an hour"), ("24", "in a day"), ("168", "in a week"))
+OVERLAPS = (("0", "immediately"), ("1", "in an hour"), ("24", "in a day"), ("168", "in a week"))
 """Choices for the overlap of a replaced key, in hours."""
 
 
