@@ -152,7 +152,7 @@ class TestErrors:
 
     unit = "a unit of time (us, ms, s, m, h, d, w or second, minute, hour, day, week)"
     option = '"burst", "capacity", "queue", "in" or an algorithm'
-    period = "by the calendar of a time zone, a window is one day, week, month or year"
+    period = "in a time zone, a window must be one day, week, month or year"
     zone = ', or "in" and a time zone after it'
     twice = "burst occurs twice (capacity is an alternative form)"
 
@@ -173,8 +173,8 @@ class TestErrors:
             ("10/mo", f"a mo has no fixed length: write 30d{zone}"),
             ("10/2 months", f"a months has no fixed length: write 60d{zone}"),
             ("10/year", f"a year has no fixed length: write 365d{zone}"),
-            ("10/0s", "a window cannot be empty"),
-            ("10/0 months", "a window cannot be empty"),
+            ("10/0s", "a window must be longer than 0"),
+            ("10/0 months", "a window must be longer than 0"),
             ("10/day in", "expected the name of a time zone after in, found the end"),
             ("10/2 months in UTC", period),
             ("10/hour in UTC", period),

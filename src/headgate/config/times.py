@@ -51,7 +51,7 @@ def length_of(text: str) -> int:
         fixed = f": a {CALENDAR_WORDS[unit]} has no fixed length: write {number * days}d" if days else ""
         raise Meaningless(f"{wrong}{fixed}", _LENGTHS)
     if not number:
-        raise Meaningless(f"{wrong}: a window cannot be empty", _LENGTHS)
+        raise Meaningless(f"{wrong}: a window must be longer than 0", _LENGTHS)
     if number * LENGTHS[unit] > MAX_WINDOW_US:
         raise Meaningless(f"{shown(text)} is longer than {MAX_WINDOW_US // 86400 // SECOND} days", _LENGTHS)
     return number * LENGTHS[unit]

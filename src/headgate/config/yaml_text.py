@@ -21,7 +21,7 @@ from headgate.messages import not_installed
 
 MAX_BYTES: Final = 50_000_000
 MAX_NODES: Final = 5_000_000
-"""Values and keys of a file, with aliases written out; 100 000 rules have about 2 million."""
+"""Values and keys of a file, with all aliases expanded; 100 000 rules have about 2 million."""
 MAX_DEPTH: Final = 20
 _SOURCE = 200
 _NOT_PRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -69,7 +69,7 @@ class Document(Locator):
             position = bad.start() + text.startswith("\ufeff")
             line = text.count("\n", 0, position)
             column = position - text.rfind("\n", 0, position) - 1
-            self.stop(f"the character U+{ord(bad.group()):04X} cannot be in {what}", line, column)
+            self.stop(f"{what} cannot contain the character U+{ord(bad.group()):04X}", line, column)
         if len(text) > MAX_BYTES or len(text.encode()) > MAX_BYTES:
             self.stop(f"more than {MAX_BYTES:_} bytes: split the file", 0, 0)
         self.data: Any = self._build(None)
@@ -150,7 +150,7 @@ class _Builder:
             if type(event) is kinds.DocumentStartEvent:
                 documents += 1
                 if documents > 1:
-                    self._document.stop(f"a second document: {self._what} is one", event.start_mark.line, 0)
+                    self._document.stop(f"a second document: {self._what} must be only one", event.start_mark.line, 0)
             elif type(event) not in around:
                 data = self._value(event, 0)
         return data
@@ -180,7 +180,7 @@ class _Builder:
             message = f"tags, such as {short(event.tag)}, have no meaning here"
             self._document.note(message, event.start_mark.line, event.start_mark.column, hint)
         if depth >= MAX_DEPTH and not is_scalar:
-            self._stop(f"nested more than {MAX_DEPTH} deep", event)
+            self._stop(f"nested more than {MAX_DEPTH} levels deep", event)
 
     def _list(self, depth: int) -> list[Any]:
         held: list[Any] = []
@@ -256,7 +256,7 @@ class _Builder:
         for value, mark in merges:
             for source in value if isinstance(value, list) else [value]:
                 if not isinstance(source, dict):
-                    self._document.note("<< takes a mapping, such as *defaults", mark.line, mark.column)
+                    self._document.note("<< must be a mapping, such as *defaults", mark.line, mark.column)
                     break
                 for key, inner in source.items():
                     if key not in held:
@@ -268,7 +268,7 @@ class _Builder:
     def _add(self, count: int, event: Any) -> None:
         self._count += count
         if self._count > MAX_NODES:
-            self._stop(f"more than {MAX_NODES:_} values, with aliases written out", event)
+            self._stop(f"more than {MAX_NODES:_} values, with all aliases expanded", event)
 
     def _stop(self, message: str, event: Any, hint: str = "") -> NoReturn:
         self._document.stop(message, event.start_mark.line, event.start_mark.column, hint)

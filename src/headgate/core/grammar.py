@@ -172,7 +172,7 @@ class _Tokens:
         number = self.count("a number") if self._words and self._words[0][0].isdecimal() else 1
         unit = self._words.pop(0) if self._words else ""
         if not number:
-            raise self.error("a window cannot be empty")
+            raise self.error("a window must be longer than 0")
         if unit not in LENGTHS and unit not in CALENDAR_WORDS:
             self._words.insert(0, unit)
             self.fail("a unit of time (us, ms, s, m, h, d, w or second, minute, hour, day, week)")
@@ -182,7 +182,7 @@ class _Tokens:
         if not self._words:
             self.fail("the name of a time zone after in")
         if number != 1 or unit not in CALENDAR_WORDS:
-            raise self.error("by the calendar of a time zone, a window is one day, week, month or year")
+            raise self.error("in a time zone, a window must be one day, week, month or year")
         try:
             return Calendar(CALENDAR_WORDS[unit], self._words.pop(0))
         except InvalidQuota as error:
