@@ -240,7 +240,7 @@ class TestSeries:
             end = NOON + 5 * MINUTE_US
             found = await usage.series(connection, ["orders"], NOON, 5 * MINUTE_US, end)
             assert found == {"orders": [(NOON, 5, 0, 0, 10, 0)]}
-            with pytest.raises(UsageError, match="50 rules at most, not 51"):
+            with pytest.raises(UsageError, match="at most 50 rules, not 51"):
                 await usage.series(connection, [str(number) for number in range(51)], NOON, MINUTE_US)
 
     async def test_the_console_gets_series_sums_and_refused_callers(self, admin: Admin, database: Database) -> None:

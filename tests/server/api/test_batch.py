@@ -61,8 +61,8 @@ def test_each_that_is_sent_again_is_counted_once(service: Service) -> None:
 
 def test_a_bad_batch_is_refused_as_a_whole_and_as_many_as_are_accepted_are_answered(service: Service) -> None:
     for body, message in (
-        *((b"", "the body is empty"), (b"[]", "not as expected"), (b"{}", "not as expected")),
-        *((b'{"requests": []}', "too small or too large"), (b'{"requests": {}}', "not as expected")),
+        *((b"", "the body is empty"), (b"[]", "is invalid"), (b"{}", "is invalid")),
+        *((b'{"requests": []}', "too small or too large"), (b'{"requests": {}}', "is invalid")),
         *((b'{"requests": [{]}', "not JSON"), (b'{"request": []}', "unknown member")),
         (b'{"requests": [{}], "x": 1}', "unknown member"),
         (b'{"requests": [{"principal": {}}], "requests": [{}]}', "twice"),

@@ -176,7 +176,7 @@ BAD: list[tuple[bytes, str | None, str]] = [
     (b'{"principal": {' + b",".join([b'"%d":""' % n for n in range(9999)]) + b', "9998": ""}}', "/9998", "twice"),
     (b'{"principal": {}, "' + b"x" * 100_000 + b'": 1}', None, "unknown member"),
     *[
-        (b'{"principal": ' + rest, pointer, "not as expected")
+        (b'{"principal": ' + rest, pointer, "is invalid")
         for rest, pointer in (
             *(
                 (b'{"a": 1}}', "/principal/a"),

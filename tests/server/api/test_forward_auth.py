@@ -138,7 +138,7 @@ def test_credentials_of_proxies_are_not_those_of_clients(means: dict[str, Any], 
     with serving(RULES, forward_auth=settings) as service:
         response = forwarded(service, NGINX)
     if taken:
-        assert f"with caller keys, {taken} of a request belongs to the proxy" in problem(response)["detail"]
+        assert f"with caller keys, {taken} of a request identifies the proxy" in problem(response)["detail"]
     else:
         assert response.status == 200
 

@@ -123,7 +123,7 @@ def test_headers_of_the_proxy_cannot_be_those_of_its_clients(tmp_path: Path) -> 
     with service(*options(identity), "--caller-keys", str(callers)) as found:
         status, _, claims_of = send(found.started(), proxy)
         assert status == 400
-        assert "with caller keys, authorization and x-api-key of a request belongs to the proxy" in claims_of
+        assert "with caller keys, authorization and x-api-key of a request identifies the proxy" in claims_of
         written(identity, identity.read_text().partition("tokens:")[0].replace("x-api-key", "x-client-key"))
         until(lambda: send(found, proxy)[0] == 200, "the clients' header is another", SECONDS)
         left = send(found, proxy, ("X-Client-Key", REPORTING))[1]

@@ -314,7 +314,7 @@ def _unlike(
         if wrong is None:
             return None
         pointer, right, value = pointer + _pointer(wrong[0]), "text", wrong[1]
-    return InvalidBody(f"{pointer} is not as expected", (pointer, f"must be {right}, not {_kind(value)}"))
+    return InvalidBody(f"{pointer} is invalid", (pointer, f"must be {right}, not {_kind(value)}"))
 
 
 def _kind(value: object) -> str:
