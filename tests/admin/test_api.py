@@ -132,7 +132,7 @@ class TestRules:
                 (await admin.ask("POST", "/api/v1/apply", rules), f"/rules/0/{name}"),
             ):
                 assert answer.status_code == 400, answer.text
-                detail = "the database itself keeps the times of rules. Leave it out"
+                detail = "the database sets the times of rules. Leave it out"
                 assert {"pointer": pointer, "detail": detail} in answer.json()["errors"]
         assert "created_at" not in (await admin.ask("GET", "/api/v1/export")).text
 

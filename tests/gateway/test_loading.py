@@ -308,7 +308,7 @@ AROUND: list[tuple[dict[str, Any], list[str]]] = [
         {"routes": [{**ALL, "hosts": ["api.example.com"]}, {**PRIVATE, "path": "/7"}]},
         ["at the host api.example.com, its requests go to routes[0], which requires none"],
     ),
-    ({"routes": [{**ALL, "require": "any"}, {**PRIVATE, "require": "apikey"}]}, ["in other letter case"]),
+    ({"routes": [{**ALL, "require": "any"}, {**PRIVATE, "require": "apikey"}]}, ["in different letter case"]),
     ({"routes": [{**ALL, "require": "user"}, {**PRIVATE, "require": "any"}]}, []),
     ({"routes": [{**BELOW, "require": "user"}, PRIVATE]}, []),
     ({"routes": [BELOW, {**PRIVATE, "path": "/orders/7"}]}, []),

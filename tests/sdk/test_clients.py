@@ -349,9 +349,9 @@ def test_garbage_over_grpc_is_not_taken_for_headgate_either() -> None:
         with Client(f"grpc://127.0.0.1:{port}", timeout=30) as client:
             ruling = client.check(ORDER)
             assert (ruling.allowed, ruling.degraded) == (False, "outcome_unknown")
-            with pytest.raises(StoreError, match="not like a Headgate service"):
+            with pytest.raises(StoreError, match="is not a Headgate service"):
                 client.ready()
-            with pytest.raises(StoreError, match="not like a Headgate service"):
+            with pytest.raises(StoreError, match="is not a Headgate service"):
                 client.reset(ORDER)
     finally:
         server.stop(None).wait()

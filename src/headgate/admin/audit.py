@@ -94,7 +94,7 @@ async def verify(connection: AsyncConnection, contains: str = "") -> AuditChain:
         if row["sequence"] != sequence:
             return AuditChain(count, previous, f"entries {sequence} to {row['sequence'] - 1} are missing")
         if row["previous"] != previous or digest_of(row) != row["digest"]:
-            return AuditChain(count, previous, f"entry {sequence} was changed, or one before it was")
+            return AuditChain(count, previous, f"entry {sequence}, or an earlier one, was changed")
         if row["action"] == _CUT:
             if cut not in {None, row["before"]["digest"]}:
                 return AuditChain(count, previous, f"entry {sequence} is a cut that does not follow the one before it")

@@ -160,7 +160,7 @@ def check_stamps(given: Body, known: Body, where: str = "") -> None:
     """Raise InvalidRules for a rule with other times than those in the database."""
     other = [name for name in STAMPS if given.get(name, known.get(name)) != known.get(name)]
     if other:
-        message, hint = "the database itself keeps the times of rules", "Leave it out"
+        message, hint = "the database sets the times of rules", "Leave it out"
         raise InvalidRules([Finding(message, hint=hint, path=f"{where}{name}") for name in other])
 
 

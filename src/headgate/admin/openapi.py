@@ -71,7 +71,7 @@ _OTHER_TAGS = {
 }
 """By the last part of a path; other paths have the group of their first part."""
 _ERRORS = {
-    400: ("The request is invalid; nothing was changed.", "the request is not acceptable"),
+    400: ("The request is invalid; nothing was changed.", "the request is invalid"),
     401: ("The key is missing or invalid.", "a key is required: send the header Authorization: Bearer KEY"),
     403: (
         "The role of the key does not allow this request.",

@@ -40,7 +40,7 @@ def problem_of(error: Exception, *, is_conditional: bool = False) -> ProblemDocu
             (pointer(each.path), str(replace(each, path="", file="", line=0, column=0)))
             for each in error.problems[:100]
         )
-        return bad_request("the rules would not be acceptable; nothing was changed", faults)
+        return bad_request("the rules would be invalid; nothing was changed", faults)
     if isinstance(error, VersionConflict):
         return of_status(412 if error.expected or is_conditional else 409, str(error))
     conflicts = error.conflicts[:_MOST_CONFLICTS] if isinstance(error, Superseded) else ()
@@ -55,11 +55,11 @@ def problem_of(error: Exception, *, is_conditional: bool = False) -> ProblemDocu
         keys = [str(each.get("key", "")) for each in found[:100]]
         places = [pointer(key) if key != "data" else "" for key in keys]  # the parameter of routes for the whole body
         faults = tuple((place, str(each.get("message", ""))) for place, each in zip(places, found, strict=False))
-        return bad_request("the request is not acceptable; nothing was changed", faults)
+        return bad_request("the request is invalid; nothing was changed", faults)
     if isinstance(error, HTTPException):
         return of_status(error.status_code, error.detail)
     _LOG.error("unexpected error", exc_info=error)
-    return of_status(500, "this is a defect of Headgate; its log has the details")
+    return of_status(500, "this is a bug in Headgate; its log has the details")
 
 
 _STATUSES: tuple[tuple[type[Exception], int], ...] = (

@@ -69,10 +69,10 @@ def _around(
     for _, taker in taking(before, methods):
         yield f"at the host {host}, its requests go to {taker}", "Write hosts there, too: the host decides first."
     for others, taker in taking(after, {*METHODS} - methods):
-        yield f"{others} of it goes to {taker}", "Leave methods out, or write a route for the others."
+        yield f"{others} of it goes to {taker}", "Omit methods, or write a route for the others."
     letters = [each for each in after if route.path[len(each.path) :].upper() != route.path[len(each.path) :].lower()]
     for _, taker in taking(letters, methods) if by_case else ():
-        message = f"in other letter case, such as {route.path.upper()}, it goes to {taker}"
+        message = f"in different letter case, such as {route.path.upper()}, it goes to {taker}"
         yield message, "Write ignore_case: true, or false if the service is case-sensitive as well."
 
 

@@ -60,7 +60,7 @@ def _site_limiter(*, is_async: bool) -> Any:
 def _read_settings() -> dict[str, Any]:
     given = getattr(conf.settings, "HEADGATE", None)
     if given is None:
-        raise InvalidSettings("HEADGATE is not set: {'limits': '100/minute'}, or {} where only views have limits")
+        raise InvalidSettings("HEADGATE is not set: use {'limits': '100/minute'}, or {} if only views have limits")
     if not isinstance(given, dict):
         raise InvalidSettings("HEADGATE must be a dictionary, such as {'limits': '100/minute'}")
     found = {str(name).lower(): value for name, value in given.items()}

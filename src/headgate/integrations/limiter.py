@@ -278,7 +278,7 @@ class LimiterBase:
             raise InvalidSettings(f"{type(engine).__name__} is for event loops, and this application is synchronous")
         in_memory = isinstance(engine, Engine) and engine.statistics() is None
         if self.is_async and not is_async and not in_memory:
-            raise InvalidSettings(f"{type(engine).__name__} would block the event loop: use its asynchronous twin")
+            raise InvalidSettings(f"{type(engine).__name__} would block the event loop: use its asynchronous form")
         return engine
 
     @property

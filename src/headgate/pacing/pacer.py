@@ -100,7 +100,7 @@ class WaitTooLong(HeadgateError):
 
     def __str__(self) -> str:
         reason = "it was not sent" if self.answer is None else "the server refused it"
-        return f"the server's limits allow this request in {self.retry_after:g} s, later than it may wait: {reason}"
+        return f"the server's limits allow this request in {self.retry_after:g} s, after its longest wait: {reason}"
 
 
 Step = Pause | Call | Send

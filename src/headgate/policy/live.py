@@ -52,7 +52,7 @@ class LivePolicy(Live[Policy]):
             if space in spaces and space != [*spaces][-1]:
                 _LOG.warning(
                     "rule %s was changed back, so its earlier usage counts again until it expires: "
-                    "to start afresh, change its updated_at",
+                    "to start without usage, change its updated_at",
                     rule.id,
                 )
             spaces.pop(space, None)

@@ -190,14 +190,14 @@ class GrpcTransport:
 
     def _ruling(self, exact: str) -> RulingMessage:
         if not exact:
-            raise OutcomeUnknown(f"{self._endpoint} answers without `exact`: an older version, or not Headgate")
+            raise OutcomeUnknown(f"{self._endpoint} sent no `exact`: it is an older version, or not Headgate")
         return decode(self._endpoint, exact, RulingMessage)
 
     def _read(self, answer: bytes, kind: Any) -> Any:
         try:
             return kind.FromString(answer)
         except DecodeError as error:
-            raise OutcomeUnknown(f"{self._endpoint} responded, but not like a Headgate service: {error}") from None
+            raise OutcomeUnknown(f"{self._endpoint} responded, but is not a Headgate service: {error}") from None
 
 
 def _wake(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:

@@ -191,7 +191,7 @@ class HttpTransport:
             return result.exact
         if result.error is not None:
             return error_of(result.error.code, str(result.error))
-        raise OutcomeUnknown(f"{self._endpoint} answers without `exact`: an older version, or not Headgate")
+        raise OutcomeUnknown(f"{self._endpoint} sent no `exact`: it is an older version, or not Headgate")
 
 
 def _tls_error(error: BaseException | None) -> ssl.SSLError | None:

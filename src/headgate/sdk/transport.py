@@ -109,7 +109,7 @@ def decode(node: NodeAddress, body: str | bytes, form: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=form)
     except (ValueError, RecursionError) as error:
-        raise OutcomeUnknown(f"{node} responded, but not like a Headgate service: {error}") from None
+        raise OutcomeUnknown(f"{node} responded, but is not a Headgate service: {error}") from None
 
 
 def result_of(outcome: Any) -> Any:

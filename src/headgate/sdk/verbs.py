@@ -133,5 +133,5 @@ class ClientVerbs:
         try:
             return outcome.ruling(request)
         except InvalidQuota as error:
-            unknown = OutcomeUnknown(f"the service responded, but not like a Headgate service: {error}")
+            unknown = OutcomeUnknown(f"the service responded, but is not a Headgate service: {error}")
             return ServiceFailure(Reason.OUTCOME_UNKNOWN, unknown, 1)

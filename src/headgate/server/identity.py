@@ -116,7 +116,7 @@ ISSUER = Record(
         "pem": Field(_FILE, "Alternatively, a file with the only key, as PEM."),
         "claims": _CLAIMS,
         "realm": _REALM,
-        "leeway_s": Field(Scalar.whole(0, 600), "By how many seconds clocks may differ; default: 60."),
+        "leeway_s": Field(Scalar.whole(0, 600), "The tolerated difference between clocks, in seconds; default: 60."),
     },
 )
 ADDRESSES = Record(
@@ -128,7 +128,7 @@ ADDRESSES = Record(
             "The networks of the trusted proxies; default: this machine.",
         ),
         "hops": Field(Scalar.whole(1, MAX_HOPS), "Alternatively, the number of proxies, at any address."),
-        "ipv6_prefix": Field(Scalar.whole(32, 128), "How many bits of an IPv6 address identify a client; default: 64."),
+        "ipv6_prefix": Field(Scalar.whole(32, 128), "The bits of an IPv6 address that identify a client; default: 64."),
     },
 )
 API_KEYS = Record(
@@ -249,7 +249,7 @@ class _Parts:
         if "header" in given:
             self.findings.attempt(("api_keys", "header"), header_name, given["header"])
         if not given["keys"] and not has_consumers:
-            hint = "List the keys, or see --database."
+            hint = "List the keys, or set --database."
             self.findings.reject(("api_keys", "keys"), "no database with consumers is configured", hint)
         if self.findings.count:
             return None
