@@ -156,7 +156,8 @@ class HeaderWriter(Generic[Field]):
 
         `reset_at` is the reset of the limit that it describes, in seconds since the epoch, rounded up; 0: not known.
         """
-        limit, fields, parts = limits[decision.index], list[Field](), decision.parts
+        limit, parts = limits[decision.index], decision.parts
+        fields: list[Field] = []
         if self._legacy:
             reset = reset_at if self._is_epoch else -(-decision.reset_after_us // SECOND)
             if self._is_epoch and not reset_at:

@@ -88,14 +88,13 @@ class AuthzRequest(msgspec.Struct, frozen=True, gc=False):
         metadata = self.metadata
         if not identifier.verified or JWT_AUTHN not in metadata:
             return {}
-        fields, payloads = metadata[JWT_AUTHN].fields, dict[str, dict[str, object]]()
+        fields = metadata[JWT_AUTHN].fields
+        payloads: dict[str, dict[str, object]] = {}
         for verified in identifier.verified:
             if verified.key in fields:
                 claims = fields[verified.key].struct_value.fields
-                values = payloads[verified.key] = {}
-                for name in verified.claims.values():
-                    if name in claims:
-                        values[name] = _plain(claims[name])
+                names = verified.claims.values()
+                payloads[verified.key] = {name: _plain(claims[name]) for name in names if name in claims}
         return payloads
 
 

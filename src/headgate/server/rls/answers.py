@@ -254,7 +254,8 @@ class TreeAnswers(_Answers):
     def _written(self, answered: Answered, answer: EnvoyAnswer) -> RlsAnswer:
         now, matches, given = answered.at_us, answered.matching.matches, answered.decisions
         allowed, statuses = answer.code is _PASSES, b""
-        decisions, names = list[Decision](), list[str]()
+        decisions: list[Decision] = []
+        names: list[str] = []
         hopeless: str | None = None
         has_refused = is_over = False
         for place, status in enumerate(answer.statuses):
