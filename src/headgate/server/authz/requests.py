@@ -122,7 +122,7 @@ class RequestReader:
             route = self._routes.keep(key, route_settings(dict(key)))
         lines: Headers = []
         if http.HasField("header_map"):
-            lines = [(line.key.encode(), line.raw_value) for line in http.header_map.headers]
+            lines = [(line.key.encode(), line.raw_value) for line in http.header_map.headers[:]]
         elif http.headers:
             merged = http.headers.items()
             lines = [(name.encode(), value.encode()) for name, value in merged if name[0] != ":"]  # merged by Envoy
