@@ -15,7 +15,7 @@ still counts. In between, other requests may be refused that would have passed.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import islice
 from typing import TypeAlias
 
@@ -24,7 +24,7 @@ import msgspec
 from headgate.core.decision import Decision
 from headgate.core.key import Principal
 from headgate.core.plan import Call, Limit, Verb, call_of, combine, refund_of, too_large
-from headgate.engine.ruling import NOTHING_TRIED, Ruling, refuse, ruling_of, shadow_limits
+from headgate.engine.ruling import NOTHING_TRIED, Ruling, Tried, refuse, ruling_of, shadow_limits
 from headgate.policy.compiled import Policy
 from headgate.policy.prepared import FOREVER
 from headgate.policy.request import Request
@@ -156,12 +156,17 @@ class JointCheck:
         if _REFUND in plans:
             answers[_REFUND] = yield from _make([plan.call(_REFUND) for plan in plans[_REFUND]])
         tried = iter((yield from self._try_shadows(allowed=allowed)) if self._has_shadow else ())
-        return tuple([self._ruling(part, answers, tried) for part in self.parts])
+        rulings = []
+        for part in self.parts:
+            decisions = [answers[part.verb][plan][index] for plan, index in part.places]
+            shadow = part.selection.shadow
+            rulings.append(self._ruling(part, decisions, shadow_limits(shadow, list(islice(tried, len(shadow))))))
+        return tuple(rulings)
 
     def rulings(self, decision: Decision) -> tuple[Ruling, ...]:
         """Return the rulings by the decision about `call`."""
-        answers, tried = {_CHECK: [decision.parts or (decision,)]}, iter(())
-        return tuple([self._ruling(part, answers, tried) for part in self.parts])
+        given = decision.parts or (decision,)
+        return tuple([self._ruling(part, [given[index] for _, index in part.places]) for part in self.parts])
 
     def _only_call(self) -> Call | None:
         if self._is_denied or self._has_shadow or len(self._plans) != 1 or len(self._plans.get(_CHECK, ())) != 1:
@@ -188,18 +193,12 @@ class JointCheck:
                 calls.append(Call(verb, limits.plan, 1 if limits.too_small else part.request.cost or 1))
         return (yield calls) if calls else ()
 
-    def _ruling(self, part: _Part, answers: dict[Verb, _Answers], tried: Iterator[Decision]) -> Ruling:
-        selection, places, decision, reason = part.selection, part.places, None, ""
-        if places:
-            decisions = answers[part.verb]
-            parts = [decisions[plan][index] for plan, index in places]
-            decision = combine(parts) if len(parts) > 1 else parts[0]
-            if not decision.allowed and part.verb is _CHECK:
-                reason = self._too_much(part)
-        shadow = NOTHING_TRIED
-        if selection.shadow:
-            shadow = shadow_limits(selection.shadow, list(islice(tried, len(selection.shadow))))
-        return ruling_of(selection, decision, self.policy.version, shadow, reason, is_joint=True)
+    def _ruling(self, part: _Part, decisions: Sequence[Decision], shadow: Tried = NOTHING_TRIED) -> Ruling:
+        """Return the ruling on one of the requests by the decisions of its limits, and those of its shadow limits."""
+        decision = combine(decisions) if decisions else None
+        is_refused = decision is not None and not decision.allowed and part.verb is _CHECK
+        reason = self._too_much(part) if is_refused else ""
+        return ruling_of(part.selection, decision, self.policy.version, shadow, reason, is_joint=True)
 
     def _too_much(self, part: _Part) -> str:
         """Return why a limit could never admit its cost; empty if all could."""

@@ -9,7 +9,7 @@ later filters.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import quote
 
 from headgate.core.pressure import Pressure
@@ -114,8 +114,8 @@ def legible(value: str) -> str:
     return value if _is_legible(value) else quote(value, safe=_LEGIBLE)
 
 
-def _tagged(tag: bytes, fields: Iterable[bytes]) -> bytes:
-    return b"".join([tag + field for field in fields])
+def _tagged(tag: bytes, fields: Sequence[bytes]) -> bytes:
+    return tag + tag.join(fields) if fields else b""
 
 
 def _about(ruling: Ruling) -> bytes:

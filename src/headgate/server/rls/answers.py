@@ -152,12 +152,8 @@ class _Answers:
 
     def _limits(self, names: Sequence[str], parts: Sequence[Decision]) -> Sequence[LimitPieces]:
         """Return the pieces of several limits; no two have the same name."""
-        limits = [self._prepared.of(names[place], part.quota) for place, part in enumerate(parts)]
-        names = [limit.name for limit in limits]
-        distinct = policy_names(names, len(parts))
-        if distinct is names:
-            return limits
-        return [self._prepared.of(name, part.quota) for name, part in zip(distinct, parts, strict=True)]
+        distinct = policy_names(list(map(_policy_name, names)), len(parts))
+        return list(map(self._prepared.of, distinct, [part.quota for part in parts]))
 
     def _refused(self, statuses: bytes, detail: str, metadata: bytes) -> RlsAnswer:
         """Return a refusal that was not decided by a limit, or that waiting would not change."""
@@ -364,5 +360,7 @@ def _joined(rulings: Sequence[Ruling]) -> tuple[Decision | None, Sequence[str]]:
         elif decision is not None:
             for part, name in zip(decision.parts, ruling.rules, strict=True):
                 found[id(part)] = part, name
-    names = [name for _, name in found.values()]
-    return combine([part for part, _ in found.values()]) if found else None, names
+    if not found:
+        return None, ()
+    parts, names = zip(*found.values(), strict=True)
+    return combine(parts), names
