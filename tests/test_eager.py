@@ -82,9 +82,10 @@ class TestTogether:
             eager.together([ends(1), ends(2)]).send(None)
         assert ended.value.value == [1, 2]
 
-    async def test_an_error_is_raised_when_all_have_ended(self) -> None:
+    @pytest.mark.parametrize("step", [1, -1])
+    async def test_an_error_is_raised_when_all_have_ended(self, step: int) -> None:
         future, error = asyncio.get_running_loop().create_future(), LookupError()
-        ended = started(eager.together([ends(error), waits(future)]))
+        ended = started(eager.together([ends(error), waits(future)][::step]))
         await asyncio.sleep(0)
         assert ended == []
         future.set_result(1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
@@ -86,25 +87,27 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
     waiting = 0
     ended: asyncio.Future[None] | None = None
 
-    def end_of(index: int) -> Callable[[Any], None]:
-        def end(result: Any) -> None:
-            nonlocal waiting
-            results[index] = result
-            waiting -= 1
-            if not waiting and ended is not None and not ended.done():
-                ended.set_result(None)
+    def end(index: int, result: Any) -> None:
+        nonlocal waiting
+        results[index] = result
+        waiting -= 1
+        if not waiting and ended is not None and not ended.done():
+            ended.set_result(None)
 
-        return end
-
-    for index, coroutine in enumerate(coroutines):
+    for index, coroutine in enumerate(coroutines[:-1]):
         result: Any = begin(_itself, coroutine, errors.append)
         if isinstance(result, Waiting):
             waiting += 1
-            result.then(end_of(index))
+            result.then(partial(end, index))
         else:
             results[index] = result
         if index % _AT_ONCE == _AT_ONCE - 1:
             await asyncio.sleep(0)
+    for last in coroutines[-1:]:  # awaited here: usually the others have ended when it ends
+        try:
+            results[-1] = await last
+        except Exception as error:  # noqa: BLE001  raised below
+            errors.append(error)
     if waiting:
         ended = asyncio.get_running_loop().create_future()
         await ended

@@ -131,19 +131,16 @@ class AsyncDescriptorEngine(AsyncEngineBase):
         now, memory = self.clock.now(), self._memory
         if memory is None or self._count_refused:
             return self._await_store(matching, now)
-        calls, matches = matching.calls, matching.matches
-        if len(calls) == len(matches):
-            decisions: tuple[Decision | None, ...] = tuple([memory.run(call) for call in calls])
-        else:
-            answers = map(memory.run, calls)
-            decisions = tuple([next(answers) if match.limits else None for match in matches])
+        decisions = _by_match(matching, [memory.run(call) for call in matching.calls])
         return Answered(matching, decisions, now, *self._modes)
 
     async def _await_store(self, matching: Matching, now: int) -> Answered:
-        if len(matching.matches) == 1 == len(matching.calls) and not self._count_refused:
-            decisions: tuple[Decision | None, ...] = (await self._store.run(matching.calls[0]),)
+        if self._count_refused:
+            decisions = await self._drive(_decide_counting_refused(matching))
         else:
-            decisions = await self._drive(_decide_all(matching, count_refused=self._count_refused))
+            calls = matching.calls  # a single one needs no further coroutine
+            answers = (await self._store.run(calls[0]),) if len(calls) == 1 else await self._make(calls)
+            decisions = _by_match(matching, answers)
         return Answered(matching, decisions, now, *self._modes)
 
     async def explain(
@@ -180,16 +177,21 @@ class AsyncDescriptorEngine(AsyncEngineBase):
         await super().close()
 
 
-def _decide_all(matching: Matching, *, count_refused: bool) -> Flow[tuple[Decision | None, ...]]:
-    """Decide all descriptors; with `count_refused`, refused hits use up the remainder."""
-    matches = matching.matches
-    answers = iter((yield matching.calls) if matching.calls else ())
-    decisions = tuple([next(answers) if match.limits else None for match in matches])
-    if count_refused:
-        for match, decision in zip(matches, decisions, strict=True):
-            is_refused = match.outcome is MatchOutcome.TOO_MANY or (decision is not None and not decision.allowed)
-            if is_refused and match.hits > 1 and not match.refund:
-                yield from use_up_plan(_plan(match), match.hits)
+def _by_match(matching: Matching, answers: Sequence[Decision]) -> tuple[Decision | None, ...]:
+    """Return the answers to the calls of a request by descriptor; None for one without limits."""
+    if len(answers) == len(matching.matches):
+        return tuple(answers)
+    following = iter(answers)
+    return tuple([next(following) if match.limits else None for match in matching.matches])
+
+
+def _decide_counting_refused(matching: Matching) -> Flow[tuple[Decision | None, ...]]:
+    """Decide all descriptors; refused hits use up the remainder."""
+    decisions = _by_match(matching, (yield from _make(matching.calls)))
+    for match, decision in zip(matching.matches, decisions, strict=True):
+        is_refused = match.outcome is MatchOutcome.TOO_MANY or (decision is not None and not decision.allowed)
+        if is_refused and match.hits > 1 and not match.refund:
+            yield from use_up_plan(_plan(match), match.hits)
     return decisions
 
 
