@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 import pytest
@@ -214,3 +215,62 @@ def test_no_verb_inside_another_breaks_the_books(verb: str, within: str) -> None
         if not reached:
             break
     assert at > 5
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["filled meanwhile", "room meanwhile"])
+def test_a_key_gets_no_fresh_budget_when_the_room_for_it_changes_inside_a_check(is_full: bool) -> None:  # noqa: FBT001
+    """The store is filled there, or a state ends, and the same key is used there."""
+    for at in count(1):
+        clock = ManualClock()
+        store = MemoryStore(max_keys=1, clock=clock)
+        limiter, brief = Limiter("5/hour", store=store), Limiter("1/s", store=store, name="brief")
+        answers = list[bool]()
+
+        def check(times: int, limiter: Limiter = limiter, answers: list[bool] = answers) -> None:
+            answers.extend(limiter.check("user").allowed for _ in range(times))
+
+        def change(brief: Limiter = brief, clock: ManualClock = clock) -> None:
+            if is_full:
+                clock.advance(2)  # and the other state has ended
+            else:
+                brief.check("another")
+            check(3)
+
+        if is_full:
+            brief.check("another")
+            check(2)
+        reached = interrupted(at, lambda: check(1), change)
+        check(6)
+        assert sum(answers) == 5, f"at {at}"
+        if not reached:
+            break
+    assert at > 10
+
+
+def test_a_request_that_is_sent_again_inside_itself_counts_once() -> None:
+    for at in count(1):
+        limiter, answers = Limiter("5/hour; 9/day", clock=ManualClock()), list[bool]()
+
+        def check(limiter: Limiter = limiter, answers: list[bool] = answers) -> None:
+            answers.append(limiter.check_once("user", "order-1").allowed)
+
+        reached = interrupted(at, check, check)
+        check()
+        assert answers[-2:] == [True, True], "the interrupted call, and the next one"
+        assert [part.used for part in limiter.peek("user").limits] == [1, 1], f"at {at}"
+        if not reached:
+            break
+    assert at > 10
+
+
+def test_a_refund_that_is_made_again_inside_itself_is_made_once() -> None:
+    for at in count(1):
+        limiter = Limiter("5/hour; 9/day", clock=ManualClock())
+        refund = partial(limiter.refund, "user", limiter.check("user"))
+        limiter.check("user", 3)
+        reached = interrupted(at, refund, refund)
+        refund()
+        assert [part.used for part in limiter.peek("user").limits] == [3, 3], f"at {at}"
+        if not reached:
+            break
+    assert at > 10

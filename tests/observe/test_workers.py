@@ -133,13 +133,19 @@ def test_the_files_of_a_directory_that_was_made_again_are_read(tmp_path: Path) -
     directory = tmp_path / "shared"
     directory.mkdir()
     files = CounterFiles(directory)
-    first = files.open(0)
+    first, other = files.open(0), files.open(1)
+    assert [(each.number, each.alive) for each in files.read()] == [(0, True), (1, True)]
     shutil.rmtree(directory)
     directory.mkdir()
-    CounterFiles(directory).open(1).close()
-    assert [each.number for each in files.read()] == [1]
     first.close()
-    files.close()
+    replacement = CounterFiles(directory).open(0)
+    cell = replacement.table.cell_of(CONNECTIONS)
+    replacement.table.cells[cell] += 7
+    (read, survivor) = files.read()
+    assert (read.number, read.alive, [each.values for each in read.series]) == (0, True, [(7,)])
+    assert (survivor.number, survivor.alive) == (1, True), "its file is read until it ends"
+    for each in (other, replacement, files):
+        each.close()
 
 
 def test_the_error_of_a_full_disk_names_the_file(tmp_path: Path) -> None:

@@ -202,7 +202,8 @@ def test_a_folder_that_another_process_has_made_in_its_place_is_reported(tmp_pat
         fcntl.flock(theirs, fcntl.LOCK_EX)
         with pytest.raises(PermissionError, match="cannot be created again: another process uses it"):
             folder.restore()
-        os.close(theirs)
+    assert folder.path.exists(), "it is the other one's"
+    os.close(theirs)
 
 
 def test_an_unusable_parent_folder_is_reported(tmp_path: Path) -> None:

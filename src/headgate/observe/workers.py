@@ -213,8 +213,13 @@ class CounterFiles:
     def _look(self) -> None:
         for path in self.directory.glob(f"*{_ENDING}"):
             number = path.name.removesuffix(_ENDING)
-            if number.isdecimal() and int(number) not in self._read and path.stat().st_size >= SIZE:
+            if not number.isdecimal() or (found := path.stat()).st_size < SIZE:
+                continue
+            known = self._read.get(int(number))
+            if known is None or not os.path.samestat(known.status, found):  # the directory may have been made again
                 self._read[int(number)] = _Reading(path)
+                if known is not None:
+                    known.close()
 
 
 class CounterFile:
@@ -249,6 +254,7 @@ class CounterFile:
 class _Reading:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self.status = os.fstat(self._file)
         self._map = mmap.mmap(self._file, SIZE, access=mmap.ACCESS_READ)
         self.reader = TableReader(memoryview(self._map))
 

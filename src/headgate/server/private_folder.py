@@ -23,26 +23,31 @@ _TRIES = 20
 
 
 class PrivateFolder:
-    """A folder for the duration of a with block. Folders that killed processes of this user left behind are removed.
+    """A folder at `path` for the duration of a with block, by default among temporary files.
 
-    Its parent is by default the folder of temporary files. Raises UsageError if it cannot be made or locked.
+    Entering it also removes those that killed processes of this user left behind. Raises UsageError if no folder can be
+    made or locked.
     """
 
+    path: Path
+    _lock: int
+
     def __init__(self, parent: str | os.PathLike[str] | None = None) -> None:
-        parent = parent or gettempdir()
-        for left in Path(parent).glob(f"{_PREFIX}*"):
+        self._parent = parent or gettempdir()
+
+    def __enter__(self) -> Self:
+        for left in Path(self._parent).glob(f"{_PREFIX}*"):
             if (lock := _lock(left)) is not None:
                 shutil.rmtree(left, ignore_errors=True)
                 os.close(lock)
-        self.path, self._lock = _make(parent)
-
-    def __enter__(self) -> Self:
+        self.path, self._lock = _make(self._parent)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        if _is_at(self._lock, self.path):
+            shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
     def restore(self) -> bool:
@@ -53,6 +58,7 @@ class PrivateFolder:
             with suppress(FileExistsError):
                 self.path.mkdir(0o700)
             if (lock := _lock(self.path)) is not None:
+                os.fchmod(lock, 0o700)
                 os.close(self._lock)
                 self._lock = lock
                 return True
@@ -80,17 +86,18 @@ def _lock(folder: Path) -> int | None:
     try:
         flock(opened, LOCK_EX | LOCK_NB)
     except OSError:
-        pass
+        is_ours = False
     else:
-        if os.fstat(opened).st_uid == os.geteuid() and _is_at(opened, folder):
-            return opened
-    os.close(opened)
-    return None
+        is_ours = os.fstat(opened).st_uid == os.geteuid() and _is_at(opened, folder)
+    if not is_ours:
+        os.close(opened)
+        return None
+    return opened
 
 
 def _is_at(opened: int, folder: Path) -> bool:
     """Return whether an open folder is still at its path."""
     try:
         return os.path.samestat(os.fstat(opened), folder.lstat())
-    except FileNotFoundError:
+    except OSError:  # such as a missing folder
         return False

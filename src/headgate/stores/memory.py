@@ -20,7 +20,9 @@ Memory is bounded:
 
 The lock keeps other threads out, but not a signal handler or a ``__del__`` that makes a call in the middle of one, on
 the same thread (see `headgate.locks`). So a call reads, decides, and then, where nothing can run in between, makes sure
-that what it read is still there and replaces it (see `_replace`). Otherwise it decides again.
+that what it read is still there and replaces it (see `_replace`). Otherwise it decides again. Where states are made or
+shared, it is also not enough that single states are the same: so such calls are numbered (`_TURN`), and one decides
+again if another was made in the middle of it.
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from operator import getitem, setitem
 from time import time_ns
+from typing import Any
 
 import msgspec
 
 from headgate.clock import Clock, SystemClock
 from headgate.core import plan as plans
 from headgate.core.algorithms import Algorithm, State, void_at
-from headgate.core.decision import Decision, exhausted
+from headgate.core.decision import Decision, exhausted, refused
 from headgate.core.errors import InvalidStore
 from headgate.core.key import ONCE_US, Principal
 from headgate.core.numbers import short, whole
@@ -53,6 +56,8 @@ _SECOND = 1_000_000
 _NEVER = 1 << 62
 _UNTIL = Quota(1, _SECOND, algorithm=Algorithm.FIXED_WINDOW)
 """Has states that begin with the time when they are void."""
+_TURN = 0
+"""The key of the number of calls that took the slow path, in a dictionary of its own: it is replaced like a state."""
 _CHECK, _CHECK_ONCE, _PEEK = Verb.CHECK, Verb.CHECK_ONCE, Verb.PEEK
 
 
@@ -100,7 +105,9 @@ class MemoryStore:
         self._seconds: list[int] = []  # the same seconds, as a heap
         self._next_due = _NEVER  # the first of them, in microseconds
         self._is_sweeping = False
+        self._turns: dict[Principal | int, Any] = {_TURN: 0}
         self._once = Admissions(max_keys)
+        self._deciding: set[bytes] = set()  # tokens of CHECK_ONCE that are being decided
         self._refunds = _Table("!", shared=False)  # by token and principal: until when each is kept, 1, and its answer
         self._refunds.bound = True
 
@@ -165,7 +172,7 @@ class MemoryStore:
         return check
 
     def _bind_any(self, family: Family) -> Check:
-        """Return the function for any number of limits, and for any cost."""
+        """Return the function for any number of limits. It looks nothing up for a cost of 1 or, as a peek, of 0."""
         store, lock, clock, quotas = self, self._lock, self._now, family.quotas
         tables, run = [self._bound(space) for space in family.spaces], plain_check(self, family)
         costs, one, peek = (1,) * len(quotas), 1, 0
@@ -205,6 +212,16 @@ class MemoryStore:
             return self._refund_once(call, call.charge.until, now)
         if verb is not _CHECK_ONCE:
             return self._decide(call, now)
+        if call.token in self._deciding:  # by the call that this one interrupts, whose answer is not known yet
+            return refused(self._decide(Call(_PEEK, plan, call.cost, costs=call.costs), now), 1)
+        self._deciding.add(call.token)
+        try:
+            return self._check_once(call, now)
+        finally:
+            self._deciding.discard(call.token)
+
+    def _check_once(self, call: Call, now: int) -> Decision:
+        plan = call.plan
         limits, (decision, known) = plans.hash_of(plan), self._once.find(call.token, now)
         if decision is None:
             decision = self._decide(call, now)
@@ -216,20 +233,26 @@ class MemoryStore:
         return decision
 
     def _refund_once(self, call: Call, until: int, now: int) -> Decision:
-        """Refund what the call names, once. A store that is full cannot note that, and refunds nothing."""
+        """Refund what the call names, once. A store that is full cannot note that, and refunds nothing.
+
+        It is noted first: a call that interrupts this one, or repeats it after an exception, refunds nothing either.
+        """
         principal, refunds = call.plan[0].principal, self._refunds
-        at = call.token + (principal.encode() if isinstance(principal, str) else principal)
+        at, noted = call.token + (principal.encode() if isinstance(principal, str) else principal), refunds.states
         if now >= until:
             return self._decide(call, now)
-        if at not in refunds.states:
-            if self._own >= self._max_keys:
-                return self._decide(Call(_PEEK, call.plan), now)
-            decision = self._decide(call, now)
-            self._own += 1
-            refunds.states[at] = until, 1, decision
-            self._due_after(until).append((refunds, at, _UNTIL))
-        answer: Decision = (refunds.states[at] or ())[2]
-        return answer
+        if at not in noted and self._own < self._max_keys:
+            due = self._due_after(until)
+            if at not in noted:
+                noted[at] = until, 1, None
+                self._own += 1
+                due.append((refunds, at, _UNTIL))
+                decision = self._decide(call, now)
+                if at in noted:
+                    noted[at] = until, 1, decision
+                return decision
+        _, _, answer = noted.get(at) or (0, 0, None)
+        return answer or self._decide(Call(_PEEK, call.plan), now)
 
     def _check(self, call: Call, now: int) -> Decision:
         """Check limits all of which have a state of their own, as nearly all do."""
@@ -258,8 +281,9 @@ class MemoryStore:
 
     def _decide(self, call: Call, now: int) -> Decision:
         """Run a call with any states."""
-        plan = call.plan
+        plan, turns = call.plan, self._turns
         while True:
+            turn = turns[_TURN]
             found = [self._find(limit, len(plan)) for limit in plan]
             before: list[State] = [each[2] for each in found]
             if self._overflow:
@@ -268,17 +292,17 @@ class MemoryStore:
                 after, decision = plans.decide(call, before, now)
             if call.verb is _PEEK:
                 return decision
-            tables: list[dict[Principal | int, State]] = []
-            keys: list[Principal | int] = []
-            old: list[State] = []
-            new: list[State] = []
+            tables: list[dict[Principal | int, State]] = [turns]
+            keys: list[Principal | int] = [_TURN]
+            old: list[Any] = [turn]
+            new: list[Any] = [turn + 1]
             for here, limit, part, state in zip(found, plan, decision.limits, after, strict=False):
                 if state is not here[2]:
-                    tables.append(self._states_for(here, limit.quota, part, now))
+                    tables.append(self._states_for(here, limit.quota, part, now, turn))
                     keys.append(here[1])
                     old.append(here[2])
                     new.append(state)
-            if not keys or _replace(tables, keys, old, new):
+            if len(keys) == 1 or _replace(tables, keys, old, new):
                 return decision
 
     def _find(self, limit: Limit, needed: int) -> _Found:
@@ -308,10 +332,13 @@ class MemoryStore:
         group = hash(name) % _OVERFLOW_GROUPS
         return overflow, group * _OVERFLOW_STATES + hash((space, principal)) % _OVERFLOW_STATES
 
-    def _states_for(self, found: _Found, quota: Quota, part: Decision, now: int) -> dict[Principal | int, State]:
+    def _states_for(
+        self, found: _Found, quota: Quota, part: Decision, now: int, turn: int
+    ) -> dict[Principal | int, State]:
         """Return the states that the state of `found` is among, or belongs to.
 
-        A new one is noted for clearing, when nothing counts as used any more by the decision of its limit.
+        A new one is noted for clearing, when nothing counts as used any more by the decision of its limit. It is not
+        made if another call was made since `turn`: then the room may be gone, or the overflow state have changed.
         """
         table, at, state, _ = found
         if at in table.states:
@@ -320,7 +347,7 @@ class MemoryStore:
         if not table.shared:
             table = tables.setdefault(table.space, table)  # a plan may have two new keys of a new space
         due.append((table, at, quota))
-        if at not in table.states:
+        if at not in table.states and self._turns[_TURN] == turn:
             if table.shared:
                 self._shared += 1
                 table.states[at] = state
