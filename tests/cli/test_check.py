@@ -161,7 +161,7 @@ def test_other_servers_are_errors(cli: Cli) -> None:
         (response(b"<html>"), "is not a Headgate service"),
         (response(b"\xff"), "is not a Headgate service"),
         (response(b'{"results": "yes"}'), "is not a Headgate service"),
-        (response(b'{"results": [{"allowed": true}]}'), "without `exact`"),
+        (response(b'{"results": [{"allowed": true}]}'), "sent no `exact`"),
         (response(b'{"results": []}'), "answered 0 of 1 checks"),
         (response(b"[" * 100_000), "is not a Headgate service"),
         (response(b"nothing", "404 Not Found"), "answered 404: Not Found; is it a Headgate service?"),

@@ -133,7 +133,7 @@ tokens:
         ("", "yaml:1:1: is empty"),
         ("[]", "a list is not an identity file"),
         ("addresses: {}\n", "yaml:1:1: an identity file needs 'version'"),
-        ("version: 1\n---\n", "an identity file must be only one"),
+        ("version: 1\n---\n", "an identity file must contain only one"),
         ("version: 1\napikeys: {}\n", "yaml:2:1: apikeys: .* Did you mean 'api_keys'"),
         ("version: 1\naddresses: {headr: a}\n", "yaml:2:13: addresses.headr: .* 'header'"),
         ("version: 1\naddresses: {header: X_Real_Ip}\n", "yaml:2:21: addresses.header: .* no underscore"),

@@ -250,7 +250,11 @@ class Catalog:
             uses = await uses_of(connection, kind, {name}, self._now())
             dropped = {how: uses.pop(how) for how in (USERS, TIERS) if drop and how in uses}
             if uses:
-                hint = "change these first" if drop else "change these first, or with overrides=drop users and tiers"
+                hint = (
+                    "change these first"
+                    if drop
+                    else "change these first, or drop those of users and tiers (overrides=drop)"
+                )
                 raise InUse(f"{kind} {name!r:.200}", uses, hint)
             gone = {"rules" if kind is ObjectKind.RULE else "of_tiers": {name}}
             used = await without_uses(connection, dropped.get(USERS, ()), dropped.get(TIERS, ()), **gone)

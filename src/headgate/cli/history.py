@@ -78,7 +78,7 @@ def _undo(admin: AdminCommand) -> int:
     The undo is a new revision, which can be undone too. If later changes conflict, they are listed, and
     nothing is changed; --force shows the changes and asks for confirmation.
 
-    Exit codes: 0 done, 1 not confirmed, or not all nodes run it yet, 2 it cannot be undone, or usage error.
+    Exit codes: 0 done, 1 not confirmed, or not all nodes run it yet, 2 it cannot be undone, or a usage error.
 
     Examples:
       headgate undo 12 --force

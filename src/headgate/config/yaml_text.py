@@ -150,7 +150,9 @@ class _Builder:
             if type(event) is kinds.DocumentStartEvent:
                 documents += 1
                 if documents > 1:
-                    self._document.stop(f"a second document: {self._what} must be only one", event.start_mark.line, 0)
+                    self._document.stop(
+                        f"a second document: {self._what} must contain only one", event.start_mark.line, 0
+                    )
             elif type(event) not in around:
                 data = self._value(event, 0)
         return data
@@ -256,7 +258,9 @@ class _Builder:
         for value, mark in merges:
             for source in value if isinstance(value, list) else [value]:
                 if not isinstance(source, dict):
-                    self._document.note("<< must be a mapping, such as *defaults", mark.line, mark.column)
+                    self._document.note(
+                        "<< must be a mapping, such as *defaults, or a list of mappings", mark.line, mark.column
+                    )
                     break
                 for key, inner in source.items():
                     if key not in held:

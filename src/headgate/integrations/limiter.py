@@ -260,7 +260,7 @@ class LimiterBase:
         settings = self._settings
         engine, rules = settings.get("engine"), settings.get("rules")
         if sum(each is not None for each in (engine, rules, settings.get("limits"))) > 1:
-            raise InvalidSettings("set only one of limits, rules and engine, which limits all routes")
+            raise InvalidSettings("set only one of limits, rules and engine: each of them limits all routes")
         if rules is not None:
             kind = AsyncEngine if self._is_store_async else Engine
             mode, nodes, clock = settings.get("on_store_failure"), settings.get("nodes"), settings.get("clock")

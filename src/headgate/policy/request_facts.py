@@ -43,7 +43,8 @@ def facts_of(request: Request, *, ignore_case: bool = False) -> dict[str, str]:
         if known not in PRINCIPALS:
             facts[name] = value
         elif facts.setdefault(known, value) != value:
-            raise InvalidRequest(f"principal {short(name)} is another name of {known!r}, and the two differ")
+            names = " and ".join([short(each) for each in principal if principal_name(each) == known])
+            raise InvalidRequest(f"the principals {names} are names of {known!r}, and their values differ")
     if IP in facts:
         facts[IP] = counted_by(facts[IP])
     path = normalised(request.endpoint)

@@ -252,7 +252,7 @@ class MemoryStore:
                     noted[at] = until, 1, decision
                 return decision
         _, _, answer = noted.get(at) or (0, 0, None)
-        return answer or self._decide(Call(_PEEK, call.plan), now)
+        return self._decide(Call(_PEEK, call.plan), now) if answer is None else answer
 
     def _check(self, call: Call, now: int) -> Decision:
         """Check limits all of which have a state of their own, as nearly all do."""
