@@ -148,7 +148,7 @@ def test_a_missing_service_is_an_error_with_the_command_that_starts_one(
     monkeypatch.setenv("HEADGATE_URL", f"http://127.0.0.1:{port}")
     assert cli("check /", code=2).err == (
         f"headgate: http://127.0.0.1:{port} cannot be reached: All connection attempts failed\n"
-        "  start one with headgate serve\n"
+        "  start a service with headgate serve\n"
     )
 
 
@@ -166,7 +166,7 @@ def test_other_servers_are_errors(cli: Cli) -> None:
         (response(b"[" * 100_000), "is not a Headgate service"),
         (response(b"nothing", "404 Not Found"), "answered 404: Not Found; is it a Headgate service?"),
         (response(b'{"title": "Gone \\u001b[31m"}', "500 Oh"), "answered 500: Gone \\x1b[31m"),
-        (response(b"x", "503 Busy"), "answered 503"),
+        (response(b"x", "503 Busy"), "answered 503: Service Unavailable\n"),
     ):
         with responding(answer) as url:
             shown = cli(f"check --url {url} --user 1", code=2)

@@ -13,7 +13,7 @@ import msgspec
 from headgate.cli.admin_client import PORTS, exchange
 from headgate.cli.command import DEFAULT_URL, NoAnswer, Terminal, attributes_of, option, principal_of, seconds
 from headgate.core.decision import Decision
-from headgate.core.errors import StoreUnavailable, UsageError
+from headgate.core.errors import StoreBusy, StoreUnavailable, UsageError
 from headgate.core.quota import SECOND
 from headgate.engine import Ruling
 from headgate.messages import printable
@@ -58,7 +58,8 @@ class _Direct(Client):
         outcomes = super()._do(step)
         for each in outcomes:
             if isinstance(each, ServiceFailure):
-                hint = "\n  start one with headgate serve" if isinstance(each.error, StoreUnavailable) else ""
+                is_down = isinstance(each.error, StoreUnavailable) and not isinstance(each.error, StoreBusy)
+                hint = "\n  start a service with headgate serve" if is_down else ""
                 match each.error.__cause__:
                     case ssl.SSLCertVerificationError():
                         hint = "\n  set --ca to the authority that signed it, and --url to its host name"
