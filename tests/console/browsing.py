@@ -195,8 +195,11 @@ def pages(page: Page) -> Iterator[str]:
 
 
 def pretend(page: Page, url: str, html: str, **headers: str) -> None:
-    """Let a URL of any site be this page, once."""
-    page.route(url, lambda route: route.fulfill(body=html, content_type="text/html", headers=headers), times=1)
+    """Let a URL of any site be this page, until it is another one.
+
+    Interception stays on: requests that are under way while it is turned off may never end.
+    """
+    page.route(url, lambda route: route.fulfill(body=html, content_type="text/html", headers=headers))
 
 
 def assert_accessible(page: Page) -> None:
